@@ -1,0 +1,60 @@
+# Everything runs in .venv, made from the locked requirements.txt; nothing needs activating.
+
+PYTHON ?= $(if $(shell python3.11 -V 2>/dev/null),python3.11,python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP_INSTALL := -m pip install --disable-pip-version-check -q
+
+.PHONY: help install test test-slow test-network lint format reproduce lock clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+
+install: $(STAMP) ## make .venv from the lock, with cotrain in editable form
+
+# The stamp is removed first and made last, so an interrupted install never counts as one;
+# a .venv without a stamp is made anew, one with an outdated stamp is brought up to date.
+$(STAMP): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "cotrain needs Python 3.11 or newer; found $$($(PYTHON) -V 2>/dev/null || echo none). Try: make install PYTHON=/path/to/python" >&2; exit 1; }
+	@rm -f $@
+	$(PYTHON) -m venv $(if $(wildcard $@),,--clear) .venv
+	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements.txt
+	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+test: install ## run the tests that are quick and need no network
+	$(BIN)/pytest
+
+test-slow: install ## run the tests that train for minutes
+	$(BIN)/pytest -m "slow and not network"
+
+test-network: install ## run the tests that fetch data from outside
+	$(BIN)/pytest -m network
+
+lint: install ## check style, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+
+format: install ## format the code and apply the safe fixes
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+reproduce: install ## re-run the paper's experiments
+	$(BIN)/cotrain reproduce
+
+# The lock is made from the public index alone, whatever the local pip configuration says.
+lock: ## re-generate requirements.txt, in a throw-away environment
+	@set -e; venv=$$(mktemp -d); trap 'rm -rf "$$venv"' EXIT; trap 'exit 1' INT TERM; \
+	export PIP_CONFIG_FILE=/dev/null; unset PIP_FIND_LINKS PIP_EXTRA_INDEX_URL; \
+	$(PYTHON) -m venv "$$venv"; \
+	"$$venv/bin/python" $(PIP_INSTALL) pip-tools; \
+	"$$venv/bin/pip-compile" -q --upgrade --extra dev --build-deps-for editable --generate-hashes \
+	  --allow-unsafe --strip-extras --no-header --no-emit-index-url --no-emit-find-links \
+	  --no-emit-trusted-host --no-emit-options -o requirements.txt pyproject.toml
+
+clean: ## remove .venv, caches and build products
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

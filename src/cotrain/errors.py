@@ -1,0 +1,30 @@
+"""The one error that a user's input can cause."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class Invalid(ValueError):
+    """Input that cannot be used: one line with the field, the value and what would be valid."""
+
+    def __init__(self, field: str, value: Any, valid: str):
+        super().__init__(f"{field}: {value!r} is not valid; {valid}")
+        self.field, self.value, self.valid = field, value, valid
+
+
+def check_name(field: str, name: str, known: Iterable[str]) -> str:
+    """Returns `name` if it is known; otherwise raises with the nearest known name."""
+    known = list(known)
+    if name in known:
+        return name
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise Invalid(field, name, f"{hint}choose from {', '.join(known)}")
+
+
+def check_positive(field: str, value: int) -> int:
+    """Returns `value` if it is a whole number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise Invalid(field, value, "choose a whole number of at least 1")
+    return value

@@ -1,0 +1,77 @@
+"""One step of gradient descent on a part of a network: SGD(x, y, α, θ ⊙ R̂, R) in the paper's Algorithm 1."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cotrain.data.batch import Batch
+from cotrain.errors import Invalid
+from cotrain.networks.routing import Network, Parameters, Path, narrow, widen
+
+Optimizer = Callable[[Any], optax.GradientTransformation]  # from a learning rate
+
+
+class Rates(NamedTuple):
+    """A step's learning rates; None leaves those parameters alone."""
+
+    experts: Float[Array, ""] | None
+    heads: Float[Array, ""] | None
+    router: Float[Array, ""] | None
+
+
+class Learner(NamedTuple):
+    """A network's parameters, and what the optimizer keeps for each expert, head and router row on its own."""
+
+    parameters: Parameters
+    moments: Parameters
+
+
+def begin(network: Network, optimizer: Optimizer, key: PRNGKeyArray) -> Learner:
+    """A network that has learned nothing."""
+    parameters = network.init(key)
+    fresh = jax.vmap(optimizer(0.0).init)
+    return Learner(parameters, Parameters.of([s if s is None else fresh(s) for s in parameters.stacks]))
+
+
+def descend(
+    network: Network, optimizer: Optimizer, learner: Learner, batch: Batch, path: Path, rates: Rates
+) -> tuple[Learner, Float[Array, ""]]:
+    """Moves the part of the network on the path down the gradient of the batch's loss, which it returns too.
+
+    What is not on the path keeps its parameters and its moments to the bit, whatever the optimizer.
+    """
+    stacks, moments = learner.parameters.stacks, learner.moments.stacks
+    part = [narrow(stack, index) for stack, (index, _) in zip(stacks, path.entries, strict=True)]
+    layers = len(network.layers)
+    stack_rates = [rates.experts] * layers + [rates.heads] + [rates.router] * layers
+
+    def loss(moving: list[Any]) -> Float[Array, ""]:
+        whole = [still if moved is None else moved for moved, still in zip(moving, part, strict=True)]
+        return cross_entropy(network.apply(Parameters.of(whole), path, batch.x), batch)
+
+    moving = [None if rate is None else entries for rate, entries in zip(stack_rates, part, strict=True)]
+    value, gradients = jax.value_and_grad(loss)(moving)
+    for i, (index, active) in enumerate(path.entries):
+        if moving[i] is not None:
+            step = jax.vmap(optimizer(stack_rates[i]).update)
+            updates, kept = step(gradients[i], narrow(moments[i], index), part[i])
+            stacks[i] = widen(stacks[i], index, active, optax.apply_updates(part[i], updates))
+            moments[i] = widen(moments[i], index, active, kept)
+    return Learner(Parameters.of(stacks), Parameters.of(moments)), value
+
+
+def cross_entropy(logits: Float[Array, "B classes"], batch: Batch) -> Float[Array, ""]:
+    """The mean cross-entropy over the examples that count."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+    return (batch.weight * losses).sum() / jnp.maximum(batch.weight.sum(), 1)
+
+
+def rate(field: str, value: float) -> Float[Array, ""]:
+    """A learning rate as an array, so that a change of it needs no new compilation."""
+    if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < float("inf"):
+        raise Invalid(field, value, "choose a number of at least 0")
+    return jnp.asarray(value, float)

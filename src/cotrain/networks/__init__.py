@@ -1,0 +1,1 @@
+"""Networks: routing networks, and the shared bottom that is one of them."""

@@ -1,0 +1,95 @@
+"""What an expert can be: a recipe that makes an Equinox module for the shape of its input.
+
+Any callable `(shape, key) -> module` will do, where the module maps one input of that shape to one output.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cotrain.errors import check_positive
+
+Expert = Callable[[tuple[int, ...], PRNGKeyArray], eqx.Module]
+
+
+class Dense(eqx.Module):
+    """A fully connected layer on a flattened input, with He-uniform weights and zero biases."""
+
+    weight: Float[Array, "units inputs"]
+    bias: Float[Array, " units"]
+    activation: Callable[[Array], Array] = eqx.field(static=True)
+
+    def __init__(self, inputs: int, units: int, activation: Callable[[Array], Array], key: PRNGKeyArray):
+        limit = math.sqrt(6 / inputs)
+        self.weight = jax.random.uniform(key, (units, inputs), minval=-limit, maxval=limit)
+        self.bias = jnp.zeros(units)
+        self.activation = activation
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, " units"]:
+        return self.activation(self.weight @ x.ravel() + self.bias)
+
+
+@dataclass(frozen=True)
+class dense:
+    """One fully connected layer: the paper's expert."""
+
+    units: int
+    activation: Callable[[Array], Array] = jax.nn.relu
+
+    def __post_init__(self):
+        check_positive("units", self.units)
+
+    def __call__(self, shape: tuple[int, ...], key: PRNGKeyArray) -> Dense:
+        return Dense(math.prod(shape), self.units, self.activation, key)
+
+
+class Chain(eqx.Module):
+    """Modules one after another."""
+
+    modules: tuple[eqx.Module, ...]
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        for module in self.modules:
+            x = module(x)  # pyright: ignore[reportCallIssue]
+        return x
+
+
+@dataclass(frozen=True)
+class mlp:
+    """Several fully connected layers, one after another."""
+
+    units: tuple[int, ...]
+
+    def __call__(self, shape: tuple[int, ...], key: PRNGKeyArray) -> Chain:
+        sizes = (math.prod(shape), *self.units)
+        keys = jax.random.split(key, len(self.units))
+        pairs = zip(sizes[:-1], sizes[1:], keys, strict=True)
+        return Chain(tuple(Dense(inputs, units, jax.nn.relu, key) for inputs, units, key in pairs))
+
+
+class Convolution(eqx.Module):
+    """A convolution that halves height and width, then ReLU."""
+
+    convolve: eqx.nn.Conv2d
+    image: tuple[int, int, int] = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "channels rows columns"]:
+        return jax.nn.relu(self.convolve(x.reshape(self.image)))
+
+
+@dataclass(frozen=True)
+class convolution:
+    """A convolution of stride 2 on images of shape [rows, columns] or [channels, rows, columns]."""
+
+    channels: int
+    size: int = 3
+
+    def __call__(self, shape: tuple[int, ...], key: PRNGKeyArray) -> Convolution:
+        image = (1,) * (3 - len(shape)) + tuple(shape)
+        convolve = eqx.nn.Conv2d(image[0], self.channels, self.size, stride=2, padding=self.size // 2, key=key)
+        return Convolution(convolve, image)

@@ -28,3 +28,13 @@ def check_positive(field: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise Invalid(field, value, "choose a whole number of at least 1")
     return value
+
+
+class Diverged(ArithmeticError):
+    """A run whose loss is no longer a number."""
+
+    def __init__(self, seed: int, task: int, step: int, loss: float):
+        super().__init__(
+            f"lr: the loss became {loss} at task {task + 1}, step {step + 1} (seed {seed}); choose smaller learning rates"
+        )
+        self.seed, self.task, self.step, self.loss = seed, task, step, loss

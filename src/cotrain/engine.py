@@ -1,0 +1,265 @@
+"""The one loop: a method learns the tasks of a stream, minibatch by minibatch, in a compiled program.
+
+Python regains control only between chunks of minibatches, to hand out a `Snapshot`, evaluate, and lay out the next
+chunk. Several seeds can run at once; arrays that differ between them have a leading axis S.
+
+Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the tasks one after another, or one joint).
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from cotrain.data.batch import Batch
+from cotrain.data.stream import Examples, Stream
+from cotrain.errors import Diverged, Invalid, check_positive
+from cotrain.methods.method import Method, State
+from cotrain.networks.routing import Network, Parameters
+
+TEST_BATCH = 2000
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where a run is: all that it takes to go on from here, and all that was measured so far."""
+
+    state: State  # with a leading axis S
+    phase: int  # phases that are finished
+    step: int  # minibatches of the present phase that are done
+    accuracy: Float[np.ndarray, "S P T"]  # on each task after each phase; NaN where it was not evaluated
+    initial: Float[np.ndarray, "S T"]  # on each task before the first; NaN unless all tasks are evaluated
+    logits: tuple[Float[np.ndarray, "S P T E"], ...]  # the router after each phase, for each layer that has one
+    gates: tuple[Float[np.ndarray, "S P T E"], ...]  # the weights that predictions use
+    event: str = "start"  # what was done last: "compiled", "trained" or "evaluated"
+
+
+def learn(
+    method: Method,
+    streams: Sequence[Stream],
+    seeds: Sequence[int],
+    *,
+    batch: int = 10,
+    epochs: int = 1,
+    evaluate_all: bool = False,
+    chunk: int = 500,
+    start: Snapshot | None = None,
+) -> Iterator[Snapshot]:
+    """Learns each stream with its seed, all at once; yields a snapshot after each chunk and each evaluation.
+
+    The numbers depend on neither `chunk` nor where the run was taken up again (`start`).
+    """
+    for name, value in (("batch", batch), ("epochs", epochs), ("chunk", chunk)):
+        check_positive(name, value)
+    if len(streams) != len(seeds) or not seeds:
+        raise Invalid("seeds", list(seeds), f"give one for each of the {len(streams)} streams, and at least one")
+    if any(stream.spec != method.network.spec for stream in streams):
+        raise Invalid("stream", streams[0].spec, f"the network was made for {method.network.spec}")
+    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+    now = _begin(method, streams, keys) if start is None else start
+    phases = streams[0].phases
+
+    warm = _feeds(streams, seeds, 0, batch, epochs)
+    _advance(method, now.state, keys, jnp.array(0), jnp.array(0), _chunk(warm, 0, chunk))
+    _evaluate(method.network, now.state.learner.parameters, streams, 0, limit=1)
+    yield (now := replace(now, event="compiled"))
+
+    if evaluate_all and start is None:
+        initial = [_evaluate(method.network, now.state.learner.parameters, streams, i) for i in range(len(streams[0]))]
+        yield (now := replace(now, initial=np.stack(initial, axis=1), event="evaluated"))
+
+    for phase in range(now.phase, len(phases)):
+        feeds = _feeds(streams, seeds, phase, batch, epochs)
+        phase_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, phase + 1)
+        while now.step < feeds[0].steps:
+            count = min(chunk, feeds[0].steps - now.step)
+            batches = _chunk(feeds, now.step, chunk)
+            state, losses = _advance(method, now.state, phase_keys, jnp.array(now.step), jnp.array(count), batches)
+            _check_finite(np.asarray(losses)[:, :count], seeds, phases[phase][0], now.step)
+            yield (now := replace(now, state=state, step=now.step + count, event="trained"))
+
+        state = _consolidate(method, now.state, jnp.array(phases[phase][-1]))
+        seen = range(len(streams[0])) if evaluate_all else [task for tasks in phases[: phase + 1] for task in tasks]
+        now = replace(now, state=state, phase=phase + 1, step=0, event="evaluated")
+        yield (now := _measure(method.network, now, streams, seen))
+
+
+def steps_of(stream: Stream, batch: int, epochs: int) -> list[int]:
+    """How many minibatches each phase of a stream has."""
+    return [_Feed(stream, tasks, 0, 0, batch, epochs).steps for tasks in stream.phases]
+
+
+def _begin(method: Method, streams: Sequence[Stream], keys: PRNGKeyArray) -> Snapshot:
+    seeds, tasks, phases = len(streams), len(streams[0]), len(streams[0].phases)
+    state = _init(method, keys)
+    routed = [layer.experts for layer in method.network.layers if layer.experts > 1]
+    return Snapshot(
+        state,
+        phase=0,
+        step=0,
+        accuracy=np.full((seeds, phases, tasks), np.nan),
+        initial=np.full((seeds, tasks), np.nan),
+        logits=tuple(np.full((seeds, phases, tasks, experts), np.nan, np.float32) for experts in routed),
+        gates=tuple(np.full((seeds, phases, tasks, experts), np.nan, np.float32) for experts in routed),
+    )
+
+
+def _measure(network: Network, now: Snapshot, streams: Sequence[Stream], tasks: Sequence[int] | range) -> Snapshot:
+    """The snapshot with what there is to measure after a phase."""
+    done = now.phase - 1
+    accuracy = now.accuracy.copy()
+    for task in tasks:
+        accuracy[:, done, task] = _evaluate(network, now.state.learner.parameters, streams, task)
+    routing = _routing(network, now.state.learner.parameters)
+    logits, gates = ([array.copy() for array in arrays] for arrays in (now.logits, now.gates))
+    for layer, (row, weights) in enumerate(routing):
+        logits[layer][:, done], gates[layer][:, done] = row, weights
+    return replace(now, accuracy=accuracy, logits=tuple(logits), gates=tuple(gates))
+
+
+def _over_seeds(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:
+    """Maps a function over the leading axis of its arguments; one seed is not mapped, so that branches stay branches."""
+    if seeds > 1:
+        return jax.vmap(function)
+
+    def alone(*arguments: Any) -> Any:
+        result = function(*jax.tree.map(lambda a: a[0], arguments))
+        return jax.tree.map(lambda a: a[None], result)
+
+    return alone
+
+
+@eqx.filter_jit
+def _init(method: Method, keys: PRNGKeyArray) -> State:
+    return _over_seeds(method.init, len(keys))(keys)
+
+
+@eqx.filter_jit
+def _consolidate(method: Method, state: State, task: Int[Array, ""]) -> State:
+    seeds = len(jax.tree.leaves(state)[0])
+    return _over_seeds(lambda state: method.consolidate(state, task), seeds)(state)
+
+
+@eqx.filter_jit
+def _advance(
+    method: Method, state: State, keys: PRNGKeyArray, first: Int[Array, ""], count: Int[Array, ""], batches: Batch
+) -> tuple[State, Float[Array, "S C"]]:
+    """The next `count` minibatches of a chunk, the first of which is the phase's minibatch `first`."""
+
+    def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, Float[Array, " C"]]:
+        def minibatch(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
+            state, losses = carry
+            batch = jax.tree.map(lambda a: a[i], batches)
+            noise = method.draw(jax.random.fold_in(key, first + i), batch)
+            state, info = method.update(state, batch, noise)
+            return state, losses.at[i].set(info.loss)
+
+        return jax.lax.fori_loop(0, count, minibatch, (state, jnp.zeros(len(batches.y))))
+
+    return _over_seeds(run, len(keys))(state, keys, batches)
+
+
+@eqx.filter_jit
+def _correct(
+    network: Network, parameters: Parameters, task: Int[Array, ""], x: Array, y: Int[Array, "S B"]
+) -> Int[Array, " S"]:
+    def count(parameters: Parameters, x: Array, y: Array) -> Array:
+        return (network.predict(parameters, task, x).argmax(axis=1) == y).sum()
+
+    return _over_seeds(count, len(y))(parameters, x, y)
+
+
+def _evaluate(
+    network: Network, parameters: Parameters, streams: Sequence[Stream], task: int, limit: int | None = None
+) -> Float[np.ndarray, " S"]:
+    """Each seed's accuracy on a task's test examples, or on the first few."""
+    tests = [stream[task].test for stream in streams]
+    size = len(tests[0]) if limit is None else limit
+    correct = np.zeros(len(tests), int)
+    for start in range(0, size, TEST_BATCH):
+        parts = [_padded(test, start, min(start + TEST_BATCH, size)) for test in tests]
+        x, y = (np.stack(arrays) for arrays in zip(*parts, strict=True))
+        correct += np.asarray(_correct(network, parameters, jnp.array(task), x, y))
+    return correct / size
+
+
+def _padded(examples: Examples, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """The examples from start to stop, filled up to a test batch with examples that no prediction gets right."""
+    x, y = examples.take(np.minimum(np.arange(start, start + TEST_BATCH), len(examples) - 1))
+    return x, np.where(np.arange(start, start + TEST_BATCH) < stop, y, -1)
+
+
+@eqx.filter_jit
+def _routing(network: Network, parameters: Parameters) -> list[tuple[Array, Array]]:
+    """The logits and gates of each layer that has a router."""
+
+    def show(parameters: Parameters) -> list[tuple[Array, Array]]:
+        gates = network.probabilities(parameters)
+        return [(r.logits, g) for r, g in zip(parameters.router, gates, strict=True) if r is not None]
+
+    return _over_seeds(show, len(jax.tree.leaves(parameters)[0]))(parameters)
+
+
+def _check_finite(losses: np.ndarray, seeds: Sequence[int], task: int, first: int) -> None:
+    bad = np.argwhere(~np.isfinite(losses))
+    if len(bad):
+        seed, step = bad[0]
+        raise Diverged(seeds[seed], task, first + int(step), float(losses[seed, step]))
+
+
+class _Feed:
+    """The minibatches of a phase, for one seed: every example once an epoch, in random order."""
+
+    def __init__(self, stream: Stream, tasks: Sequence[int], seed: int, phase: int, batch: int, epochs: int):
+        self.joint, self.tasks, self.seed, self.phase, self.batch = stream.joint, tasks, seed, phase, batch
+        self.parts = [stream[task].train for task in tasks]
+        self.starts = np.cumsum([0, *(len(part) for part in self.parts)])
+        self.per_epoch = -(-int(self.starts[-1]) // batch)
+        self.steps = self.per_epoch * epochs
+        self.order = functools.lru_cache(maxsize=2)(self._order)
+
+    def _order(self, epoch: int) -> Int[np.ndarray, "minibatches B"]:
+        """The examples of an epoch's minibatches; -1 fills up the last one."""
+        total = int(self.starts[-1])
+        order = np.random.default_rng([11, self.seed, self.phase, epoch]).permutation(total)
+        padding = np.full(self.per_epoch * self.batch - total, -1)
+        return np.concatenate([order, padding]).reshape(self.per_epoch, self.batch)
+
+    def minibatches(self, start: int, count: int) -> Batch:
+        """The `count` minibatches from `start` on; past the phase's end, any."""
+        wanted = np.minimum(np.arange(start, start + count), self.steps - 1)
+        index = np.stack([self.order(int(step) // self.per_epoch)[step % self.per_epoch] for step in wanted])
+        flat = np.maximum(index, 0).ravel()
+        part = np.searchsorted(self.starts, flat, side="right") - 1
+        pieces = {i: self.parts[i].take(flat[part == i] - self.starts[i]) for i in np.unique(part)}
+        x, y = (np.empty((len(flat), *piece.shape[1:]), piece.dtype) for piece in pieces[part[0]])
+        for i, piece in pieces.items():
+            x[part == i], y[part == i] = piece
+        task = np.asarray(self.tasks, np.int32)[part].reshape(index.shape)
+        return Batch(
+            x=x.reshape(*index.shape, *x.shape[1:]),
+            y=y.reshape(index.shape),
+            task=task if self.joint else task[:, 0],
+            weight=(index >= 0).astype(np.float32),
+        )
+
+
+def _feeds(streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: int, epochs: int) -> list[_Feed]:
+    feeds = [
+        _Feed(stream, stream.phases[phase], seed, phase, batch, epochs)
+        for stream, seed in zip(streams, seeds, strict=True)
+    ]
+    if len({feed.steps for feed in feeds}) > 1:
+        raise Invalid("streams", [feed.steps for feed in feeds], "streams that run at once must have equal sizes")
+    return feeds
+
+
+def _chunk(feeds: Sequence[_Feed], start: int, count: int) -> Batch:
+    batches = [feed.minibatches(start, count) for feed in feeds]
+    return jax.tree.map(lambda *arrays: np.stack(arrays), *batches)

@@ -93,7 +93,9 @@ class Stream:
             for part, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
                 _check_arrays(f"task {i} {part}", x, y, shape, classes)
             made.append(
-                Task(Examples(train_x, train_y, name=f"task {i} train"), Examples(test_x, test_y, name=f"task {i} test"))
+                Task(
+                    Examples(train_x, train_y, name=f"task {i} train"), Examples(test_x, test_y, name=f"task {i} test")
+                )
             )
         return Stream(Spec(tuple(shape), classes, len(made)), made.__getitem__)
 

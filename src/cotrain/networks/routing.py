@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from cotrain.data.stream import Spec
 from cotrain.data.batch import Batch
+from cotrain.data.stream import Spec
 from cotrain.errors import Invalid, check_name, check_positive
 from cotrain.networks.experts import Expert, dense
 
@@ -442,7 +442,16 @@ def _network(
         layers.append(layer)
     head, _ = _layer(dense(spec.classes, activation=_identity), shape, spec.tasks, 1)
     return Network(
-        spec, tuple(layers), head, jnp.asarray(noise, float), sampling, gates, noisy_gates, aggregation, activation, private
+        spec,
+        tuple(layers),
+        head,
+        jnp.asarray(noise, float),
+        sampling,
+        gates,
+        noisy_gates,
+        aggregation,
+        activation,
+        private,
     )
 
 

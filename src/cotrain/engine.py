@@ -124,7 +124,7 @@ def _measure(network: Network, now: Snapshot, streams: Sequence[Stream], tasks: 
 
 
 def _over_seeds(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:
-    """Maps a function over the leading axis of its arguments; one seed is not mapped, so that branches stay branches."""
+    """Maps a function over the leading axis of its arguments; not for one seed, so that branches stay branches."""
     if seeds > 1:
         return jax.vmap(function)
 
@@ -242,12 +242,13 @@ class _Feed:
         for i, piece in pieces.items():
             x[part == i], y[part == i] = piece
         task = np.asarray(self.tasks, np.int32)[part].reshape(index.shape)
-        return Batch(
-            x=x.reshape(*index.shape, *x.shape[1:]),
-            y=y.reshape(index.shape),
-            task=task if self.joint else task[:, 0],
-            weight=(index >= 0).astype(np.float32),
+        parts: Any = (  # NumPy arrays here, JAX arrays in the compiled loop
+            x.reshape(*index.shape, *x.shape[1:]),
+            y.reshape(index.shape),
+            task if self.joint else task[:, 0],
+            (index >= 0).astype(np.float32),
         )
+        return Batch(*parts)
 
 
 def _feeds(streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: int, epochs: int) -> list[_Feed]:

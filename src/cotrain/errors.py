@@ -35,6 +35,6 @@ class Diverged(ArithmeticError):
 
     def __init__(self, seed: int, task: int, step: int, loss: float):
         super().__init__(
-            f"lr: the loss became {loss} at task {task + 1}, step {step + 1} (seed {seed}); choose smaller learning rates"
+            f"lr: the loss became {loss} at task {task + 1}, step {step + 1} (seed {seed}); choose a smaller one"
         )
         self.seed, self.task, self.step, self.loss = seed, task, step, loss

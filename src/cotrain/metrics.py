@@ -71,9 +71,10 @@ def expert_overlap(gates: Float[np.ndarray, "T E"]) -> Matrix:
     return chosen @ chosen.T / chosen.sum(axis=1, keepdims=True)
 
 
-def used_experts(gates: Float[np.ndarray, "T T E"]) -> Bool[np.ndarray, "T E"]:
-    """The experts that any of the tasks learned so far uses, after each task."""
-    return np.stack([(after[: task + 1] > 0).any(axis=0) for task, after in enumerate(gates)])
+def used_experts(gates: Float[np.ndarray, "P T E"]) -> Bool[np.ndarray, "P E"]:
+    """The experts that any of the tasks learned so far uses, after each task, or after all of them at once."""
+    phases, tasks, _ = gates.shape
+    return np.stack([(after[: tasks - phases + 1 + i] > 0).any(axis=0) for i, after in enumerate(gates)])
 
 
 def _mean(values: np.ndarray) -> float:

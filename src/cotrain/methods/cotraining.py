@@ -78,8 +78,6 @@ def cotraining(
     `cotraining_lr` (α_c) is for that step, by default `lr`; it moves the heads only if `cotrain_heads`, and never
     the router. The other rates are those of `replay`.
     """
+    base = replay(network, memory, lr=lr, router_lr=router_lr, memory_lr=memory_lr, optimizer=optimizer)
     cotrain = rate("cotraining_lr", lr if cotraining_lr is None else cotraining_lr)
-    return Cotraining(
-        replay(network, memory, lr=lr, router_lr=router_lr, memory_lr=memory_lr, optimizer=optimizer),
-        Rates(experts=cotrain, heads=cotrain if cotrain_heads else None, router=None),
-    )
+    return Cotraining(base, Rates(experts=cotrain, heads=cotrain if cotrain_heads else None, router=None))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cotrain.errors import check_positive
 
-Expert = Callable[[tuple[int, ...], PRNGKeyArray], eqx.Module]
+Expert = Callable[[tuple[int, ...], PRNGKeyArray], Callable[[Array], Array]]  # the result is an Equinox module
 
 
 class Dense(eqx.Module):
@@ -51,11 +51,11 @@ class dense:
 class Chain(eqx.Module):
     """Modules one after another."""
 
-    modules: tuple[eqx.Module, ...]
+    modules: tuple[Callable[[Array], Array], ...]
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         for module in self.modules:
-            x = module(x)  # pyright: ignore[reportCallIssue]
+            x = module(x)
         return x
 
 
@@ -76,7 +76,7 @@ class Convolution(eqx.Module):
     """A convolution that halves height and width, then ReLU."""
 
     convolve: eqx.nn.Conv2d
-    image: tuple[int, int, int] = eqx.field(static=True)
+    image: tuple[int, ...] = eqx.field(static=True)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "channels rows columns"]:
         return jax.nn.relu(self.convolve(x.reshape(self.image)))

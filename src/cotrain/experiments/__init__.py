@@ -1,0 +1,1 @@
+"""Experiments: from a configuration to the records of its runs."""

@@ -1,0 +1,99 @@
+"""The table of results: ours beside the paper's."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cotrain.errors import Invalid
+from cotrain.metrics import Summary, summarise
+
+# Table 1 of Collier et al. (2020): (benchmark, network, method) -> ACC and BWT.
+PAPER = {
+    ("permuted-mnist", "shared-bottom", "finetune"): (0.726, -0.219),
+    ("permuted-mnist", "shared-bottom", "replay"): (0.912, -0.057),
+    ("permuted-mnist", "routing-network", "finetune"): (0.839, -0.122),
+    ("permuted-mnist", "routing-network", "replay"): (0.918, -0.040),
+    ("permuted-mnist", "routing-network", "cotraining"): (0.920, -0.038),
+    ("rotated-mnist", "shared-bottom", "finetune"): (0.693, -0.269),
+    ("rotated-mnist", "shared-bottom", "replay"): (0.920, -0.057),
+    ("rotated-mnist", "routing-network", "finetune"): (0.721, -0.250),
+    ("rotated-mnist", "routing-network", "replay"): (0.923, -0.038),
+    ("rotated-mnist", "routing-network", "cotraining"): (0.929, -0.034),
+}
+METHOD_ORDER = ("finetune", "replay", "cotraining", "private", "joint")
+NETWORK_ORDER = ("shared-bottom", "routing-network")
+HEADINGS = ("benchmark", "network", "method", "seeds", "ACC", "BWT", "just learned", "paper's ACC", "paper's BWT")
+
+
+class Row(NamedTuple):
+    """What the seeds of one configuration gave."""
+
+    benchmark: str
+    network: str
+    method: str
+    acc: Summary
+    bwt: Summary
+    learning_accuracy: Summary
+    full: bool  # of the size that the paper's numbers are for
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row as text."""
+        paper = PAPER.get((self.benchmark, self.network, self.method)) if self.full else None
+        theirs = ("", "") if paper is None else tuple(f"{number:.3f}" for number in paper)
+        ours = (_text(summary) for summary in (self.acc, self.bwt, self.learning_accuracy))
+        return (self.benchmark, self.network, self.method, str(self.acc.seeds), *ours, *theirs)
+
+
+def read_records(directories: Sequence[Path]) -> list[dict[str, Any]]:
+    """All `result.json` below the directories."""
+    paths = sorted(path for directory in directories for path in directory.rglob("result.json"))
+    if not paths:
+        raise Invalid("directory", ", ".join(map(str, directories)), "name one with a result.json in it or below")
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def rows(records: Sequence[dict[str, Any]]) -> list[Row]:
+    """The records, grouped by configuration, in the paper's order."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault(json.dumps(record["config"], sort_keys=True), []).append(record)
+    table = [_row(group) for group in groups.values()]
+    return sorted(
+        table,
+        key=lambda row: (row.benchmark, NETWORK_ORDER.index(row.network), METHOD_ORDER.index(row.method)),
+    )
+
+
+def markdown(table: Sequence[Row]) -> str:
+    """The table for a README."""
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *(row.cells for row in table)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _row(group: list[dict[str, Any]]) -> Row:
+    config = group[0]["config"]
+
+    def summary(name: str) -> Summary:
+        return summarise(np.array([np.nan if record[name] is None else record[name] for record in group]))
+
+    full = all(config[field] is None for field in ("tasks", "examples", "test_examples")) and config["epochs"] == 1
+    return Row(
+        config["benchmark"],
+        config["network"],
+        config["method"],
+        summary("acc"),
+        summary("bwt"),
+        summary("learning_accuracy"),
+        full,
+    )
+
+
+def _text(summary: Summary) -> str:
+    if math.isnan(summary.mean):
+        return "–"
+    return f"{summary.mean:.3f}" if math.isnan(summary.std) else f"{summary.mean:.3f} ± {summary.std:.3f}"

@@ -1,5 +1,10 @@
-"""What the tests share: a stream that is easy to learn, and comparisons of whole pytrees."""
+"""What the tests share: a stream that is easy to learn, every method on every network, comparisons of pytrees."""
 
+import os
+
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling is most of what the tests wait for
+
+import equinox as eqx
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -7,6 +12,12 @@ import numpy as np
 
 from cotrain.data.batch import Batch
 from cotrain.data.stream import Stream
+from cotrain.memory import reservoir
+from cotrain.methods.cotraining import cotraining
+from cotrain.methods.finetune import finetune, private
+from cotrain.methods.replay import replay
+from cotrain.networks.experts import dense
+from cotrain.networks.routing import routing_network, shared_bottom
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -35,9 +46,70 @@ def first_batch(stream: Stream, task: int, size: int = 6) -> Batch:
 def mixed_batch(stream: Stream, tasks: list[int], weight: list[float]) -> Batch:
     """An example of each of these tasks."""
     x, y = zip(*(stream[task].train.take(np.array([i])) for i, task in enumerate(tasks)), strict=True)
-    return Batch(
-        jnp.concatenate(x), jnp.concatenate(y), jnp.array(tasks, jnp.int32), jnp.array(weight, dtype=jnp.float32)
-    )
+    weights = jnp.array(weight, jnp.float32)
+    return Batch(jnp.concatenate(x), jnp.concatenate(y), jnp.array(tasks, jnp.int32), weights)
+
+
+class Traces(list):
+    """What counts traces; equal to itself alone, as befits a static field."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        return self is other
+
+
+class Counted(eqx.Module):
+    """A method that counts how often its update is traced."""
+
+    method: eqx.Module
+    traces: Traces = eqx.field(static=True)
+
+    @property
+    def network(self):
+        return self.method.network
+
+    def init(self, key):
+        return self.method.init(key)
+
+    def draw(self, key, batch):
+        return self.method.draw(key, batch)
+
+    def update(self, state, batch, noise):
+        self.traces.append("update")
+        return self.method.update(state, batch, noise)
+
+    def consolidate(self, state, task):
+        return self.method.consolidate(state, task)
+
+
+STREAM = toy()
+OPTIONS = {"batch": 6, "epochs": 6, "chunk": 16}  # 42 minibatches a task, of which each 7th is not full
+NETWORKS = {
+    "shared_bottom": lambda spec: shared_bottom(spec, (16, 16)),
+    "routing_network": lambda spec: routing_network(spec, dense(12), experts=6, k=2),
+}
+METHODS = {
+    "finetune": lambda network, lr: finetune(network, lr=lr),
+    "replay": lambda network, lr: replay(network, reservoir(20, 5), lr=lr),
+    "cotraining": lambda network, lr: cotraining(network, reservoir(20, 5), lr=lr),
+    "private": lambda network, lr: private(network, lr=lr),
+    "joint": lambda network, lr: finetune(network, lr=lr),
+}
+CASES = [(method, network) for method in METHODS for network in NETWORKS]
+CASES.remove(("private", "shared_bottom"))
+TRACES = {case: Traces() for case in CASES}
+
+
+def make(case: tuple[str, str], lr: float = 0.2) -> Counted:
+    """A method on a network; one program serves all that differ in `lr` alone."""
+    method, network = case
+    return Counted(METHODS[method](NETWORKS[network](STREAM.spec), lr), TRACES[case])
+
+
+def streamed(case: tuple[str, str], stream: Stream = STREAM) -> Stream:
+    """The stream that a method learns from."""
+    return stream.shuffled() if case[0] == "joint" else stream
 
 
 def run(iterator):
@@ -59,9 +131,7 @@ def identical(one, other) -> bool:
 
 
 def distance(one, other) -> float:
-    """The largest difference between two pytrees of the same structure."""
+    """The largest difference between two pytrees of the same structure; NaN if there is one."""
     assert jax.tree.structure(one) == jax.tree.structure(other)
-    return max(
-        float(np.max(np.abs(a.astype(float) - b.astype(float)), initial=0))
-        for a, b in zip(leaves(one), leaves(other), strict=True)
-    )
+    pairs = zip(leaves(one), leaves(other), strict=True)
+    return float(np.max([np.max(np.abs(a.astype(float) - b.astype(float)), initial=0) for a, b in pairs]))

@@ -2,84 +2,19 @@
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import first_batch, identical, run, toy
+from conftest import CASES, OPTIONS, STREAM, TRACES, distance, first_batch, identical, make, run, streamed, toy
 
 from cotrain.engine import learn
 from cotrain.errors import Invalid
-from cotrain.memory import reservoir
-from cotrain.methods.cotraining import cotraining
-from cotrain.methods.finetune import finetune, private
-from cotrain.methods.replay import replay
-from cotrain.networks.experts import dense
+from cotrain.methods.finetune import private
 from cotrain.networks.routing import routing_network, shared_bottom
 
-TASKS, CLASSES = 3, 3
-STREAM = toy(tasks=TASKS, classes=CLASSES)
-
-NETWORKS = {
-    "shared_bottom": lambda spec: shared_bottom(spec, (16, 16)),
-    "routing_network": lambda spec: routing_network(spec, dense(12), experts=6, k=2),
-}
-METHODS = {
-    "finetune": lambda network, lr: finetune(network, lr=lr),
-    "replay": lambda network, lr: replay(network, reservoir(20, 5), lr=lr),
-    "cotraining": lambda network, lr: cotraining(network, reservoir(20, 5), lr=lr),
-    "private": lambda network, lr: private(network, lr=lr),
-    "joint": lambda network, lr: finetune(network, lr=lr),
-}
-CASES = [
-    (method, network) for method in METHODS for network in NETWORKS if (method, network) != ("private", "shared_bottom")
-]
-OPTIONS = {"batch": 6, "epochs": 5, "chunk": 16}  # 40 examples: the last minibatch of an epoch has 4
-
+TASKS, CLASSES = STREAM.spec.tasks, STREAM.spec.classes
 every_case = pytest.mark.parametrize("case", CASES, ids="-".join)
-
-
-class Counted(eqx.Module):
-    """A method that counts how often its update is traced."""
-
-    method: eqx.Module
-    traces: list = eqx.field(static=True)
-
-    @property
-    def network(self):
-        return self.method.network
-
-    def init(self, key):
-        return self.method.init(key)
-
-    def draw(self, key, batch):
-        return self.method.draw(key, batch)
-
-    def update(self, state, batch, noise):
-        self.traces.append(1)
-        return self.method.update(state, batch, noise)
-
-    def consolidate(self, state, task):
-        return self.method.consolidate(state, task)
-
-
-class Traces(list):
-    """A list that can be told from others, as static fields must."""
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other):
-        return self is other
-
-
-def make(case, lr=0.1):
-    method, network = case
-    return METHODS[method](NETWORKS[network](STREAM.spec), lr)
-
-
-def streamed(case, stream=STREAM):
-    return stream.shuffled() if case[0] == "joint" else stream
 
 
 @functools.cache
@@ -90,13 +25,22 @@ def learned(case):
 @every_case
 def test_accuracies_are_shares_and_are_there_for_the_tasks_learned_so_far(case):
     accuracy = learned(case).accuracy[0]
-    assert accuracy.shape == ((1, TASKS) if case[0] == "joint" else (TASKS, TASKS))
     there = np.ones((1, TASKS), bool) if case[0] == "joint" else np.tri(TASKS, dtype=bool)
     np.testing.assert_array_equal(~np.isnan(accuracy), there)
+    right = accuracy[there] * len(STREAM[0].test)
+    np.testing.assert_allclose(right, np.round(right), atol=1e-9)
     assert ((0 <= accuracy[there]) & (accuracy[there] <= 1)).all()
-    shares = accuracy[there] * len(STREAM[0].test)
-    np.testing.assert_allclose(shares, np.round(shares), atol=1e-9)
     assert np.isnan(learned(case).initial).all()
+
+
+@every_case
+def test_all_tasks_are_evaluated_on_demand(case):
+    end = run(learn(make(case), [streamed(case)], [0], evaluate_all=True, **OPTIONS))
+    assert ((0 <= end.accuracy) & (end.accuracy <= 1)).all()
+    assert ((0 <= end.initial) & (end.initial <= 1)).all()
+    measured = ~np.isnan(learned(case).accuracy)
+    np.testing.assert_array_equal(end.accuracy[measured], learned(case).accuracy[measured])
+    assert identical(end.state, learned(case).state)
 
 
 @every_case
@@ -108,49 +52,43 @@ def test_it_learns_an_easy_task(case):
 
 @every_case
 def test_without_a_learning_rate_it_learns_nothing(case):
-    method = make(case, lr=0.0)
-    end = run(learn(method, [streamed(case)], [0], **OPTIONS))
-    key = jax.random.key(0)
-    for now, before in zip(
-        jax.tree.leaves(end.state.learner.parameters), jax.tree.leaves(method.network.init(key)), strict=True
-    ):
-        np.testing.assert_allclose(now[0], before, rtol=1e-6, atol=1e-7)
+    *_, start, end = learn(make(case, lr=0.0), [streamed(case)], [0], **OPTIONS)
+    first = next(learn(make(case, lr=0.2), [streamed(case)], [0], **OPTIONS))
+    assert distance(end.state.learner, first.state.learner) == 0
+    assert distance(start.state.learner, first.state.learner) == 0
 
 
 @every_case
 def test_state_keeps_its_structure_and_types(case):
-    method = make(case)
-    batch = first_batch(STREAM, 1)
-    if case[0] == "joint":
-        batch = batch._replace(task=batch.tasks)
+    method, batch = make(case), first_batch(STREAM, 1)
+    batch = batch._replace(task=batch.tasks) if case[0] == "joint" else batch
     state = jax.eval_shape(method.init, jax.random.key(0))
     noise = jax.eval_shape(method.draw, jax.random.key(1), batch)
     after, info = jax.eval_shape(method.update, state, batch, noise)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    described = [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(state)]
-    assert described == [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(after)]
+    assert described(after) == described(state)
+    assert described(jax.eval_shape(method.consolidate, state, jnp.array(1))) == described(state)
     assert info.loss.shape == ()
-    consolidated = jax.eval_shape(method.consolidate, state, jnp.array(1))
-    assert jax.tree.structure(consolidated) == jax.tree.structure(state)
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
+
+
+def described(tree):
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
 @every_case
 def test_it_is_traced_once_for_any_data_rate_and_seed(case):
-    traces = Traces()
-    ends, counts = [], []
-    for lr, seed in ((0.1, 0), (0.02, 1), (0.05, 2)):
-        stream = streamed(case, toy(tasks=TASKS, classes=CLASSES, seed=seed))
-        ends.append(run(learn(Counted(make(case, lr), traces), [stream], [seed], **OPTIONS)))
-        counts.append(len(traces))
-    assert counts[0] > 0
-    assert counts == [counts[0]] * 3
+    ends = [learned(case)]
+    assert TRACES[case]
+    before = len(TRACES[case])
+    for lr, seed in ((0.02, 1), (0.05, 2)):
+        stream = streamed(case, toy(seed=seed))
+        ends.append(run(learn(make(case, lr), [stream], [seed], **OPTIONS)))
+    assert len(TRACES[case]) == before
     parameters = [end.state.learner.parameters for end in ends]
     assert not identical(parameters[0], parameters[1])
     assert not identical(parameters[1], parameters[2])
 
 
-def test_a_private_expert_per_task_needs_as_many_experts():
+def test_a_private_expert_per_task_takes_as_many_experts():
     with pytest.raises(Invalid, match="experts: 1 is not valid.*3 or more"):
         private(shared_bottom(STREAM.spec))
     with pytest.raises(Invalid, match="experts: 2 is not valid.*3 or more"):

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cotrain.data.arrays import load_arrays as load_arrays
     from cotrain.data.batch import Batch as Batch
     from cotrain.data.fetch import Dataset as Dataset
     from cotrain.data.fetch import load as load
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from cotrain.networks.routing import units_for_budget as units_for_budget
 
 _MODULES = {
+    "cotrain.data.arrays": ["load_arrays"],
     "cotrain.data.batch": ["Batch"],
     "cotrain.data.fetch": ["Dataset", "load"],
     "cotrain.data.stream": ["Spec", "Stream", "permuted", "rotated", "split"],

@@ -184,7 +184,7 @@ def _evaluate(
     correct = np.zeros(len(tests), int)
     for start in range(0, size, TEST_BATCH):
         parts = [_padded(test, start, min(start + TEST_BATCH, size)) for test in tests]
-        x, y = (np.stack(arrays) for arrays in zip(*parts, strict=True))
+        x, y = (jnp.asarray(np.stack(arrays)) for arrays in zip(*parts, strict=True))
         correct += np.asarray(_correct(network, parameters, jnp.array(task), x, y))
     return correct / size
 

@@ -77,7 +77,7 @@ class Stream:
     joint: bool = False
 
     @staticmethod
-    def from_arrays(tasks: Sequence[tuple[Any, Any, Any, Any]], classes: int | None = None) -> "Stream":
+    def from_arrays(tasks: Sequence[Sequence[Any]], classes: int | None = None) -> "Stream":
         """Your own tasks, each as `(train_x, train_y, test_x, test_y)`; labels count from 0 in every task."""
         if len(tasks) == 0:
             raise Invalid("tasks", "an empty list", "give at least one task")

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import optax
 
+from cotrain.data.arrays import load_arrays
 from cotrain.data.fetch import Dataset, load
 from cotrain.data.stream import Spec, Stream, permuted, rotated, split
 from cotrain.errors import Invalid
@@ -45,9 +46,8 @@ def build_spec(config: Config) -> Spec:
     return Spec(SHAPE, CLASSES // tasks, tasks)
 
 
-def build_network(config: Config) -> Network:
-    """The network of a configuration."""
-    spec = build_spec(config)
+def build_network(config: Config, spec: Spec) -> Network:
+    """The network of a configuration, for tasks of a shape."""
     shared = shared_bottom(spec, config.hidden)
     if config.network == "shared-bottom":
         return shared
@@ -67,10 +67,9 @@ def build_network(config: Config) -> Network:
     return routing_network(spec, expert, **options)
 
 
-def build_method(config: Config) -> Method:
+def build_method(config: Config, spec: Spec) -> Method:
     """The method of a configuration, on its network."""
-    config.check()
-    network, optimizer = build_network(config), OPTIMIZERS[config.optimizer]
+    network, optimizer = build_network(config, spec), OPTIMIZERS[config.optimizer]
     if config.method == "private":
         return private(network, lr=config.lr, optimizer=optimizer)
     if config.method in ("finetune", "joint"):
@@ -89,6 +88,20 @@ def build_method(config: Config) -> Method:
     )
 
 
+def build(
+    config: Config, data_dir: Path | None = None, report: Callable[[str], None] | None = None
+) -> tuple[Method, Callable[[int], Stream]]:
+    """The method of a configuration, and its stream as a function of the seed."""
+    config.check()
+    if config.arrays is not None:
+        stream = load_arrays(config.arrays)
+        stream = stream.shuffled() if config.method == "joint" else stream
+        return build_method(config, stream.spec), lambda seed: stream
+    method = build_method(config, build_spec(config))  # before anything is fetched: most mistakes show here
+    dataset = load(BENCHMARKS[config.benchmark].dataset, data_dir, report)
+    return method, lambda seed: build_stream(config, dataset, seed)
+
+
 def build_stream(config: Config, dataset: Dataset, seed: int) -> Stream:
     """The stream of a configuration, for a run's seed."""
     sizes = {"examples": config.examples, "test_examples": config.test_examples}
@@ -101,8 +114,3 @@ def build_stream(config: Config, dataset: Dataset, seed: int) -> Stream:
     else:
         stream = rotated(dataset, config.task_count, step=config.rotation_step, **sizes, seed=seed)
     return stream.shuffled() if config.method == "joint" else stream
-
-
-def load_dataset(config: Config, data_dir: Path | None, report: Callable[[str], None] | None) -> Dataset:
-    """The data of a configuration's benchmark."""
-    return load(BENCHMARKS[config.benchmark].dataset, data_dir, report)

@@ -46,6 +46,8 @@ class Config:
     """how to learn: finetune, replay, cotraining, private or joint"""
     network: str = "routing-network"
     """what learns: routing-network or shared-bottom"""
+    arrays: str | None = None
+    """your own tasks instead of a benchmark: an .npz file with train_x_0, train_y_0, test_x_0, test_y_0, …"""
 
     tasks: int | None = None
     """number of tasks; by default 20, or 5 for split benchmarks"""
@@ -121,6 +123,9 @@ class Config:
         for field in ("tasks", "examples", "test_examples", "units"):
             if getattr(self, field) is not None:
                 check_positive(field, getattr(self, field))
+        for field in ("tasks", "examples", "test_examples"):
+            if self.arrays is not None and getattr(self, field) is not None:
+                raise Invalid(field, getattr(self, field), "with your own arrays, leave it out")
         if self.stream_seed is not None and self.stream_seed < 0:
             raise Invalid("stream_seed", self.stream_seed, "choose a whole number of at least 0")
         if self.method == "private" and self.network == "shared-bottom":

@@ -21,7 +21,7 @@ from cotrain import metrics
 from cotrain.data.stream import Stream
 from cotrain.engine import Snapshot, learn, steps_of
 from cotrain.errors import Invalid, check_positive
-from cotrain.experiments.build import build_method, build_stream, load_dataset
+from cotrain.experiments.build import build
 from cotrain.experiments.config import Config
 from cotrain.methods.method import Method
 from cotrain.networks.routing import parameter_count
@@ -147,11 +147,10 @@ def run_config(
     **options: Any,
 ) -> Results:
     """Runs a configuration and writes each seed's record under `out` as soon as there is one."""
-    method = build_method(config)  # before anything is fetched: most mistakes show here
-    dataset = load_dataset(config, data_dir, report)
+    method, stream = build(config, data_dir, report)
     return run(
         method,
-        lambda seed: build_stream(config, dataset, seed),
+        stream,
         seeds,
         batch=config.batch,
         epochs=config.epochs,

@@ -43,9 +43,9 @@ def finetune(
     return Finetune(network, weight_and_router(network, lr, router_lr), optimizer)
 
 
-def weight_and_router(network: Network, lr: float, router_lr: float | None) -> Rates:
+def weight_and_router(network: Network, lr: float, router_lr: float | None, field: str = "lr") -> Rates:
     """The rates of a step on experts, heads and, where it learns, the router."""
-    weights = rate("lr", lr)
+    weights = rate(field, lr)
     router = rate("router_lr", lr if router_lr is None else router_lr)
     return Rates(weights, weights, None if network.private else router)
 

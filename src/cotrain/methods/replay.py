@@ -80,10 +80,11 @@ def replay(
     `lr` is for the experts and heads, `router_lr` for the router, `memory_lr` for the experts and heads in the step
     on replayed examples; both are `lr` by default.
     """
+    memory_lr, router_lr = (lr if given is None else given for given in (memory_lr, router_lr))
     return Replay(
         network,
         memory,
         weight_and_router(network, lr, router_lr),
-        weight_and_router(network, lr if memory_lr is None else memory_lr, lr if router_lr is None else router_lr),
+        weight_and_router(network, memory_lr, router_lr, field="memory_lr"),
         optimizer,
     )

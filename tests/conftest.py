@@ -86,8 +86,8 @@ class Counted(eqx.Module):
 STREAM = toy()
 OPTIONS = {"batch": 6, "epochs": 6, "chunk": 16}  # 42 minibatches a task, of which each 7th is not full
 NETWORKS = {
-    "shared_bottom": lambda spec: shared_bottom(spec, (16, 16)),
-    "routing_network": lambda spec: routing_network(spec, dense(12), experts=6, k=2),
+    "shared_bottom": lambda spec: shared_bottom(spec, (12,)),
+    "routing_network": lambda spec: routing_network(spec, dense(12), layers=1, experts=6, k=2),
 }
 METHODS = {
     "finetune": lambda network, lr: finetune(network, lr=lr),

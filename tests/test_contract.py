@@ -11,6 +11,7 @@ from conftest import CASES, OPTIONS, STREAM, TRACES, distance, first_batch, iden
 from cotrain.engine import learn
 from cotrain.errors import Invalid
 from cotrain.methods.finetune import private
+from cotrain.networks.experts import dense
 from cotrain.networks.routing import routing_network, shared_bottom
 
 TASKS, CLASSES = STREAM.spec.tasks, STREAM.spec.classes
@@ -90,6 +91,6 @@ def test_it_is_traced_once_for_any_data_rate_and_seed(case):
 
 def test_a_private_expert_per_task_takes_as_many_experts():
     with pytest.raises(Invalid, match="experts: 1 is not valid.*3 or more"):
-        private(shared_bottom(STREAM.spec))
+        private(shared_bottom(STREAM.spec, (12,)))
     with pytest.raises(Invalid, match="experts: 2 is not valid.*3 or more"):
-        private(routing_network(STREAM.spec, experts=2, k=1))
+        private(routing_network(STREAM.spec, dense(12), experts=2, k=1))

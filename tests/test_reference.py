@@ -30,8 +30,8 @@ class Case(NamedTuple):
     """A method on a network; `experts` of None is a shared bottom."""
 
     method: str
-    experts: tuple[int, int] | None = (6, 6)
-    k: tuple[int, int] = (2, 2)
+    experts: tuple[int, ...] | None = (6, 6)
+    k: tuple[int, ...] = (2, 2)
     capacity: int = 20
     cotrain_heads: bool = False
     joint: bool = False  # examples of all tasks in each batch
@@ -39,8 +39,10 @@ class Case(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _double_precision():
+    jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than running here
     with jax.enable_x64(True):
         yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def make(case: Case) -> tuple[Any, Any, dict]:
@@ -48,7 +50,8 @@ def make(case: Case) -> tuple[Any, Any, dict]:
     if case.experts is None:
         network = shared_bottom(SPEC, hidden=(7, 5))
     else:
-        network = routing_network(SPEC, dense(5), experts=case.experts, k=case.k, noise=NOISE)
+        options = {"layers": len(case.experts), "experts": case.experts, "k": case.k, "noise": NOISE}
+        network = routing_network(SPEC, dense(5), **options)
     memory = reservoir(case.capacity, MEMORY_BATCH)
     lr, router_lr, memory_lr = RATES["lr"], RATES["router_lr"], RATES["memory_lr"]
     settings = {
@@ -103,6 +106,7 @@ def reference_batch(batch: Batch) -> dict:
 
 def deviation(state: Any, expected: dict) -> float:
     """The largest difference between two states in any float; whole numbers and masks must be the same."""
+    state = jax.tree.map(np.asarray, state)
     parameters = state.learner.parameters
     pairs = []
     stacks = [*parameters.experts, parameters.heads]
@@ -163,10 +167,10 @@ def compare(case: Case) -> list[list[int]]:
     method, reference_update, settings = make(case)
     state = method.init(jax.random.key(2))
     expected = reference_state(state)
-    draw, update = eqx.filter_jit(method.draw), eqx.filter_jit(method.update)
+    update = eqx.filter_jit(method.update)
     largest, unused = 0.0, []
     for step, batch in enumerate(minibatches(case.joint)):
-        noise = draw(jax.random.fold_in(jax.random.key(3), step), batch)
+        noise = method.draw(jax.random.fold_in(jax.random.key(3), step), batch)
         state, info = update(state, batch, noise)
         loss = reference_update(expected, reference_batch(batch), reference_noise(noise), settings)
         largest = max(largest, abs(float(info.loss) - loss), deviation(state, expected))
@@ -187,11 +191,8 @@ CASES = {
     "joint, shared bottom": Case("finetune", experts=None, joint=True),
     "joint": Case("finetune", joint=True),
     "joint, wide": Case("finetune", experts=(24, 24), joint=True),
-    "replay, wide": Case("replay", experts=(24, 24)),
-    "cotraining, wide": Case("cotraining", experts=(24, 24)),
-    "memory smaller than a batch": Case("replay", capacity=3),
-    "layers differ": Case("cotraining", experts=(7, 12), k=(3, 1)),
-    "a layer of one expert": Case("cotraining", experts=(1, 6), k=(1, 2)),
+    "replay, wide, memory smaller than a batch": Case("replay", experts=(24, 24), capacity=3),
+    "cotraining, layers differ": Case("cotraining", experts=(1, 4, 6), k=(1, 3, 1)),
 }
 
 
@@ -200,10 +201,9 @@ def test_every_step_agrees(case):
     compare(case)
 
 
-@pytest.mark.parametrize("experts", [(3, 24), (24, 3)])
-def test_a_layer_without_unused_experts_agrees(experts):
-    unused = compare(Case("cotraining", experts=experts))
-    assert any(min(step) == 0 < max(step) for step in unused)
+def test_a_layer_without_unused_experts_agrees():
+    unused = compare(Case("cotraining", experts=(3, 6)))
+    assert any(first == 0 < second for first, second in unused)
 
 
 def test_nothing_left_to_cotrain_agrees():
@@ -212,9 +212,9 @@ def test_nothing_left_to_cotrain_agrees():
     assert any(max(step) == 0 for step in unused)
 
 
-@pytest.mark.parametrize("experts", [(3, 8), (8, 3)])
-def test_a_layer_that_uses_all_its_experts_agrees(experts):
-    compare(Case("cotraining", experts=experts, k=tuple(min(count, 3) for count in experts)))
+def test_a_layer_whose_routes_take_all_experts_agrees():
+    unused = compare(Case("cotraining", experts=(2, 6)))
+    assert all(first == 0 < second for first, second in unused)
 
 
 def tasks_for(seed: int) -> list[tuple[np.ndarray, ...]]:
@@ -244,8 +244,14 @@ def fed(tasks: list[tuple[np.ndarray, ...]], phase: list[int], joint: bool, orde
     ]
 
 
-@pytest.mark.parametrize("case", [Case("cotraining"), Case("finetune", joint=True)], ids=["cotraining", "joint"])
-@pytest.mark.parametrize("seeds", [[4], [4, 5]])
+@pytest.mark.parametrize(
+    ("case", "seeds"),
+    [
+        pytest.param(Case("cotraining"), [4], id="cotraining"),
+        pytest.param(Case("cotraining"), [4, 5], id="cotraining, two seeds at once"),
+        pytest.param(Case("finetune", joint=True), [4], id="joint"),
+    ],
+)
 def test_the_engine_agrees(case, seeds):
     epochs = 2
     method, reference_update, settings = make(case)

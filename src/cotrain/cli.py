@@ -106,11 +106,23 @@ class Table:
 
     directories: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """where to look for result.json"""
+    into: Path | None = None
+    """write it into this file instead, between <!-- table --> and <!-- /table -->"""
+    figure: Path | None = None
+    """draw the accuracy on tasks 1 and 10 as they are followed by others, too (the paper's Figure 2)"""
 
     def __call__(self) -> None:
-        from cotrain.report.table import markdown, read_records, rows
+        from cotrain.report.figure import draw
+        from cotrain.report.table import insert, markdown, read_records, rows
 
-        print(markdown(rows(read_records(self.directories))))
+        records = read_records(self.directories)
+        table = markdown(rows(records))
+        if self.into is None:
+            print(table)
+        else:
+            self.into.write_text(insert(self.into.read_text(), table))
+        if self.figure is not None:
+            draw(records, self.figure)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,15 @@ def markdown(table: Sequence[Row]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def insert(text: str, table: str) -> str:
+    """The text with a new table between its markers."""
+    before, start, rest = text.partition("<!-- table -->\n")
+    _, end, after = rest.partition("<!-- /table -->")
+    if not start or not end:
+        raise Invalid("into", "no markers", "the file must have <!-- table --> and <!-- /table --> lines")
+    return f"{before}{start}{table}\n{end}{after}"
+
+
 def _row(group: list[dict[str, Any]]) -> Row:
     config = group[0]["config"]
 

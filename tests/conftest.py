@@ -50,6 +50,17 @@ def mixed_batch(stream: Stream, tasks: list[int], weight: list[float]) -> Batch:
     return Batch(jnp.concatenate(x), jnp.concatenate(y), jnp.array(tasks, jnp.int32), weights)
 
 
+def filled(make, *arguments, seed: int = 0):
+    """What a function makes, with every float drawn anew: nothing is compiled for it, and no bias is 0."""
+    draws = np.random.default_rng(seed)
+
+    def fill(leaf):
+        whole = not jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(np.zeros(leaf.shape) if whole else draws.normal(0, 0.5, leaf.shape), leaf.dtype)
+
+    return jax.tree.map(fill, eqx.filter_eval_shape(make, *arguments))
+
+
 class Traces(list):
     """What counts traces; equal to itself alone, as befits a static field."""
 
@@ -134,4 +145,4 @@ def distance(one, other) -> float:
     """The largest difference between two pytrees of the same structure; NaN if there is one."""
     assert jax.tree.structure(one) == jax.tree.structure(other)
     pairs = zip(leaves(one), leaves(other), strict=True)
-    return float(np.max([np.max(np.abs(a.astype(float) - b.astype(float)), initial=0) for a, b in pairs]))
+    return float(np.max([0, *(np.max(np.abs(a.astype(float) - b.astype(float)), initial=0) for a, b in pairs)]))

@@ -90,7 +90,7 @@ def test_it_is_traced_once_for_any_data_rate_and_seed(case):
 
 
 def test_a_private_expert_per_task_takes_as_many_experts():
-    with pytest.raises(Invalid, match="experts: 1 is not valid.*3 or more"):
+    with pytest.raises(Invalid, match=r"experts: 1 is not valid.*3 or more"):
         private(shared_bottom(STREAM.spec, (12,)))
-    with pytest.raises(Invalid, match="experts: 2 is not valid.*3 or more"):
+    with pytest.raises(Invalid, match=r"experts: 2 is not valid.*3 or more"):
         private(routing_network(STREAM.spec, dense(12), experts=2, k=1))

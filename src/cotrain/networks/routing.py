@@ -185,7 +185,8 @@ class Network(eqx.Module):
             self.layers, parameters.router, used, self.best(parameters, task).routes, strict=True
         ):
             if best.members is None:  # every task uses every expert
-                routes.append(Route(active=jnp.zeros(layer.experts, bool)))
+                gates = None if router is None else self._gates(narrow(router, task[None]), best)
+                routes.append(Route(active=jnp.zeros(layer.experts, bool), gates=gates))
                 continue
             room = max(layer.k, min(size, layer.experts - layer.k))
             free = ~taken.any(axis=0)

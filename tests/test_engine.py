@@ -1,0 +1,261 @@
+"""The engine: what it feeds to a method, what it measures, and how it fails."""
+
+import contextlib
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import OPTIONS, STREAM, make, run, toy
+
+from cotrain.data.stream import Spec, Stream
+from cotrain.engine import TEST_BATCH, learn, steps_of
+from cotrain.errors import Diverged, Invalid
+from cotrain.methods.descent import Learner
+from cotrain.methods.method import Info, State
+from cotrain.networks.experts import dense
+from cotrain.networks.routing import Network, routing_network, shared_bottom
+
+CLASSES = 3
+POISON = -1.0
+EXAMPLE, LABEL, TASK, WEIGHT = range(4)
+
+
+class Tally(eqx.Module):
+    """A method that learns nothing: it keeps a list of what it is given, and of the tasks that have ended.
+
+    Its network's parameters are all 0, so that it always answers class 0.
+    """
+
+    network: Network
+    room: int = eqx.field(static=True)
+
+    def init(self, key):
+        shapes = jax.eval_shape(self.network.init, key)
+        parameters = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        ended = jnp.full(self.network.spec.tasks + 1, -1)
+        return State(Learner(parameters, None), None, (jnp.zeros((self.room, 4)), jnp.array(0), ended))
+
+    def draw(self, key, batch):
+        return ()
+
+    def update(self, state, batch, noise):
+        given, count, ended = state.used
+        columns = batch.x.reshape(len(batch.y), -1)[:, 0], batch.y, batch.tasks, batch.weight
+        given = jax.lax.dynamic_update_slice(given, jnp.stack(columns, axis=1, dtype=float), (count, 0))
+        loss = jnp.where((columns[0] == POISON).any(), jnp.nan, 0.0)
+        return state._replace(used=(given, count + len(batch.y), ended)), Info(loss)
+
+    def consolidate(self, state, task):
+        given, count, ended = state.used
+        return state._replace(used=(given, count, jnp.roll(ended, 1).at[0].set(task)))
+
+
+def numbered(sizes, tests=(4, 4, 4), start=0) -> Stream:
+    """Tasks whose training examples are numbered through, with their number as input."""
+    ends = np.cumsum([start, *sizes])
+    tasks = []
+    for low, high, test in zip(ends[:-1], ends[1:], tests, strict=False):
+        numbers, labels = np.arange(low, high), np.arange(test) % CLASSES
+        tasks.append((numbers[:, None].astype(np.float32), numbers % CLASSES, np.zeros((test, 1)), labels))
+    return Stream.from_arrays(tasks, CLASSES)
+
+
+def tally(stream, room=200):
+    return Tally(shared_bottom(stream.spec, (2,)), room)
+
+
+def given(snapshot, seed=0):
+    """All that was given to a tally, in the order of giving."""
+    table, count, _ = (np.asarray(part)[seed] for part in snapshot.state.used)
+    assert count <= len(table)
+    return table[:count]
+
+
+def check_examples(table):
+    np.testing.assert_array_equal(table[:, LABEL], table[:, EXAMPLE] % CLASSES)
+
+
+# What a method is given
+
+
+@pytest.mark.parametrize("chunk", [2, 500])
+@pytest.mark.parametrize(("batch", "minibatches"), [(4, (3, 2)), (5, (3, 2)), (20, (1, 1)), (1, (11, 8))])
+def test_every_example_is_given_once_an_epoch(batch, minibatches, chunk):
+    stream, epochs = numbered((11, 8)), 3
+    table = given(run(learn(tally(stream), [stream], [0], batch=batch, epochs=epochs, chunk=chunk)))
+    assert len(table) == batch * epochs * sum(minibatches)
+    check_examples(table[table[:, WEIGHT] > 0])
+    per_epoch = np.split(table, np.cumsum([batch * count for count in minibatches for _ in range(epochs)])[:-1])
+    orders = []
+    for i, epoch in enumerate(per_epoch):
+        task = i // epochs
+        assert set(epoch[:, TASK]) == {task}
+        assert set(epoch[:, WEIGHT]) <= {0, 1}
+        assert not np.diff(epoch[:, WEIGHT]).max(initial=-1) > 0, "padding comes last"
+        real = epoch[epoch[:, WEIGHT] > 0][:, EXAMPLE]
+        np.testing.assert_array_equal(np.sort(real), np.arange(11) if task == 0 else np.arange(11, 19))
+        orders.append(tuple(real))
+    assert len(set(orders)) == len(orders), "each epoch has its own order"
+
+
+@pytest.mark.parametrize("batch", [4, 7])
+def test_a_joint_stream_gives_all_tasks_at_once(batch):
+    stream, epochs = numbered((11, 8, 3)).shuffled(), 2
+    table = given(run(learn(tally(stream), [stream], [0], batch=batch, epochs=epochs, chunk=3)))
+    assert len(table) == epochs * -(-22 // batch) * batch
+    for epoch in np.split(table, epochs):
+        real = epoch[epoch[:, WEIGHT] > 0]
+        check_examples(real)
+        np.testing.assert_array_equal(np.sort(real[:, EXAMPLE]), np.arange(22))
+        np.testing.assert_array_equal(real[:, TASK], np.searchsorted([11, 19], real[:, EXAMPLE], side="right"))
+        assert len(set(real[:11, TASK])) == 3, "they are mixed"
+
+
+def test_tasks_of_a_joint_stream_may_differ_in_type():
+    stream = Stream.from_arrays(
+        [(np.full((4, 1), 2), np.zeros(4, int)) * 2, (np.full((4, 1), 0.5), np.zeros(4, int)) * 2], CLASSES
+    )
+    table = given(run(learn(tally(stream), [stream.shuffled()], [0], batch=8)))
+    np.testing.assert_array_equal(table[:, EXAMPLE], np.where(table[:, TASK] == 0, 2.0, 0.5))
+
+
+def test_each_seed_has_its_own_order_and_its_own_stream():
+    streams = [numbered((9, 9)), numbered((9, 9), start=50), numbered((9, 9))]
+    together = run(learn(tally(streams[0]), streams, [3, 4, 4], batch=4, chunk=5))
+    for i, seed in enumerate((3, 4, 4)):
+        alone = run(learn(tally(streams[0]), [streams[i]], [seed], batch=4, chunk=5))
+        np.testing.assert_array_equal(given(together, i), given(alone))
+    np.testing.assert_array_equal(given(together, 1)[:, EXAMPLE] % 50, given(together, 2)[:, EXAMPLE])
+    assert not np.array_equal(given(together, 0), given(together, 2))
+
+
+def test_seeds_at_once_may_differ_in_examples_but_not_in_minibatches():
+    streams = [numbered((8, 5)), numbered((7, 6))]
+    end = run(learn(tally(streams[0]), streams, [0, 0], batch=4, chunk=5))
+    for i, total in enumerate((13, 13)):
+        table = given(end, i)
+        np.testing.assert_array_equal(np.sort(table[table[:, WEIGHT] > 0][:, EXAMPLE]), np.arange(total))
+    with pytest.raises(Invalid, match=r"^streams: \[2, 3\] is not valid"):
+        run(learn(tally(streams[0]), [numbered((8, 5)), numbered((9, 6))], [0, 0], batch=4, chunk=5))
+
+
+def test_steps_are_counted_ahead():
+    stream = numbered((11, 8))
+    assert steps_of(stream, 4, 3) == [9, 6]
+    assert steps_of(stream.shuffled(), 4, 3) == [15]
+
+
+def test_a_method_is_told_when_a_task_has_ended():
+    stream = numbered((5, 5, 5))
+    ended = [s.state.used[2][0].tolist() for s in learn(tally(stream), [stream], [0], batch=5)]
+    assert ended[-1] == [2, 1, 0, -1]
+    assert ended[2] == [0, -1, -1, -1]
+    assert run(learn(tally(stream), [stream.shuffled()], [0], batch=5)).state.used[2][0].tolist() == [2, -1, -1, -1]
+
+
+# What is measured
+
+
+def test_snapshots_come_after_each_chunk_and_each_evaluation():
+    stream = numbered((10, 5))
+    seen = [(s.event, s.phase, s.step) for s in learn(tally(stream), [stream], [0], batch=2, chunk=3)]
+    assert seen == [
+        ("compiled", 0, 0),
+        ("trained", 0, 3),
+        ("trained", 0, 5),
+        ("evaluated", 1, 0),
+        ("trained", 1, 3),
+        ("evaluated", 2, 0),
+    ]
+
+
+@pytest.mark.parametrize("evaluate_all", [False, True])
+def test_accuracy_counts_each_test_example_once(evaluate_all):
+    sizes = (4, TEST_BATCH + 500, TEST_BATCH)
+    share = [len(range(0, size, CLASSES)) / size for size in sizes]  # always class 0
+    stream = numbered((4, 4, 4), tests=sizes)
+    snapshots = list(learn(tally(stream), [stream], [0], batch=4, evaluate_all=evaluate_all))
+    expected = np.tile(share, (3, 1))
+    np.testing.assert_array_equal(
+        snapshots[-1].accuracy[0], expected if evaluate_all else np.where(np.tri(3), expected, np.nan)
+    )
+    np.testing.assert_array_equal(snapshots[-1].initial[0], share if evaluate_all else np.full(3, np.nan))
+    assert np.isnan(snapshots[0].accuracy).all(), "what was handed out is not changed later"
+    joint = run(learn(tally(stream), [stream.shuffled()], [0], batch=4, evaluate_all=evaluate_all))
+    np.testing.assert_array_equal(joint.accuracy, [[share]])
+
+
+def test_seeds_at_once_are_each_tested_on_their_own_examples():
+    few, many = numbered((4,), tests=(3,)), numbered((4,), tests=(8,))
+    for streams in ([few, many], [many, few]):
+        with contextlib.suppress(Invalid):  # to refuse them would be right as well
+            end = run(learn(tally(few), streams, [0, 1], batch=4))
+            share = [len(range(0, size, CLASSES)) / size for size in (len(s[0].test) for s in streams)]
+            np.testing.assert_array_equal(end.accuracy[:, 0, 0], share)
+
+
+def test_routing_is_recorded_after_each_phase():
+    spec = Spec((2, 3), 3, 3)
+    network = routing_network(spec, dense(4), experts=[5, 1], k=[2, 1])
+    end = run(learn(Tally(network, 200), [STREAM], [0], batch=20))
+    assert [logits.shape for logits in end.logits] == [(1, 3, 3, 5)]  # where there is one expert, nothing is routed
+    assert not end.logits[0].any()
+    np.testing.assert_allclose(end.gates[0].sum(axis=-1), 1, rtol=1e-6)
+    assert ((end.gates[0] > 0).sum(axis=-1) == 2).all()
+    start = next(learn(Tally(network, 200), [STREAM], [0], batch=20))
+    assert np.isnan(start.logits[0]).all()
+
+
+# How it fails
+
+
+def test_a_run_that_diverges_says_where():
+    with pytest.raises(Diverged) as error:
+        run(learn(make(("finetune", "shared_bottom"), lr=1e30), [STREAM], [0], **OPTIONS))
+    assert (error.value.seed, error.value.task) == (0, 0)
+    assert 1 <= error.value.step <= 3
+    assert not np.isfinite(error.value.loss)
+    assert f"task 1, step {error.value.step + 1} (seed 0)" in str(error.value)
+
+
+def test_the_first_loss_that_is_no_number_is_found():
+    healthy, poisoned = numbered((6, 9)), numbered((6, 9))
+    poisoned[1].train.x[4] = POISON
+    order = given(run(learn(tally(healthy), [healthy], [8], batch=2, chunk=3)))[6:, EXAMPLE]
+    with pytest.raises(Diverged) as error:
+        run(learn(tally(healthy), [healthy, poisoned], [7, 8], batch=2, chunk=3))
+    step = list(order).index(6 + 4) // 2
+    assert (error.value.seed, error.value.task, error.value.step) == (8, 1, step)
+    assert f"task 2, step {step + 1} (seed 8)" in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["batch", "epochs", "chunk"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True])
+def test_sizes_are_whole_numbers_of_at_least_one(field, value):
+    stream = numbered((4,))
+    with pytest.raises(Invalid, match=f"^{field}: {value} is not valid"):
+        run(learn(tally(stream), [stream], [0], **{field: value}))
+
+
+def test_there_is_a_seed_for_each_stream():
+    stream = numbered((4,))
+    for streams, seeds in (([stream], [0, 1]), ([stream, stream], [0]), ([], [])):
+        with pytest.raises(Invalid, match=r"^seeds: "):
+            run(learn(tally(stream), streams, seeds))
+
+
+@pytest.mark.parametrize("other", [toy(tasks=2), toy(classes=4), toy(shape=(3, 2))], ids=["tasks", "classes", "shape"])
+def test_a_stream_must_be_what_the_network_was_made_for(other):
+    method = Tally(shared_bottom(STREAM.spec, (2,)), 10)
+    for streams in ([other], [STREAM, other]):
+        with pytest.raises(Invalid, match=r"^stream: ") as error:
+            run(learn(method, streams, range(len(streams))))
+        assert error.value.value == other.spec
+
+
+def test_streams_at_once_are_joint_or_not():
+    stream = numbered((4, 4))
+    with pytest.raises(Invalid):
+        run(learn(tally(stream), [stream, stream.shuffled()], [0, 1], batch=4))

@@ -1,0 +1,217 @@
+"""The reservoir: what it keeps, what it forgets, and with what probability."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotrain import memory as memory_module
+from cotrain.data.batch import Batch
+from cotrain.data.stream import Spec
+from cotrain.errors import Invalid
+from cotrain.memory import below, reservoir
+
+SPEC = Spec(shape=(2,), classes=7, tasks=5)
+RUNS = 20000
+words = st.integers(0, 2**32 - 1)
+
+
+def batch_of(numbers, weight=None):
+    """A batch whose every part tells which examples it holds: number n has label n mod 7 and task n mod 5."""
+    n = jnp.asarray(numbers, jnp.int32)
+    x = jnp.stack([n, -n], axis=1).astype(jnp.float32)
+    return Batch(x, n % 7, n % 5, jnp.ones(len(n)) if weight is None else jnp.asarray(weight, jnp.float32))
+
+
+def held(memory, capacity):
+    """The numbers of the examples that a memory holds, having made sure that their parts are still together."""
+    size = min(int(memory.seen), capacity)
+    return whole(memory.x[:size], memory.y[:size], memory.task[:size])
+
+
+def whole(x, y, task):
+    numbers = np.asarray(x[:, 0]).astype(int)
+    np.testing.assert_array_equal(x[:, 1], -numbers)
+    np.testing.assert_array_equal(y, numbers % 7)
+    np.testing.assert_array_equal(task, numbers % 5)
+    return numbers.tolist()
+
+
+def bits_for(numbers, seed=0, picks=3):
+    draws = np.random.default_rng(seed)
+    place = draws.integers(0, 2**32, (len(numbers), 2), np.uint32)
+    return jnp.asarray(place), jnp.asarray(draws.integers(0, 2**32, (picks, 2), np.uint32))
+
+
+@functools.cache
+def adding(capacity, picks):
+    return jax.jit(reservoir(capacity, picks).add)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), words, words), min_size=8, max_size=8))
+def test_below_is_the_product_in_whole_numbers(cases):
+    bounds, high, low = zip(*cases, strict=True)
+    bits = jnp.asarray(np.array([high, low], np.uint32).T)
+    found = below(jnp.asarray(np.array(bounds, np.int32)), bits)
+    assert found.dtype == jnp.int32
+    assert found.tolist() == [(bound * ((a << 32) + b)) >> 64 for bound, a, b in cases]
+
+
+def test_below_at_the_edges():
+    top, bound = 2**32 - 1, 2**31 - 1
+    bits = jnp.asarray(np.array([[0, 0], [top, top], [top, top], [0, top], [2**31, 0], [top, top]], np.uint32))
+    bounds = jnp.asarray(np.array([5, 5, bound, bound, 10, 0], np.int32))
+    assert below(bounds, bits).tolist() == [0, 4, bound - 1, 0, 5, 0]
+
+
+def test_an_empty_memory_gives_nothing():
+    memory = reservoir(4, 3).init(SPEC)
+    assert memory.seen == 0
+    assert reservoir(4, 3).sample(memory).weight.tolist() == [0, 0, 0]
+    added = adding(4, 3)(memory, batch_of([1, 2], weight=[0, 0]), bits_for([1, 2]))
+    assert added.seen == 0
+    assert reservoir(4, 3).sample(added).weight.tolist() == [0, 0, 0]
+
+
+def test_all_is_kept_until_the_memory_is_full():
+    memory = reservoir(7, 3).init(SPEC)
+    for start in (0, 3, 6):
+        numbers = range(10 + start, 13 + start)
+        memory = adding(7, 3)(memory, batch_of(numbers), bits_for(numbers, seed=start))
+        if start < 6:
+            assert held(memory, 7) == list(range(10, 13 + start))
+            assert memory.next.weight.tolist() == [1, 1, 1]
+    assert memory.seen == 9
+    assert len(held(memory, 7)) == 7
+
+
+@given(st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 20), st.integers(0, 2**31))
+def test_a_batch_is_added_as_if_one_by_one(real, before, seed):
+    capacity, numbers = 4, np.arange(100, 106)
+    memory = reservoir(capacity, 3).init(SPEC)
+    memory = memory._replace(x=batch_of(range(4)).x, y=jnp.arange(4), task=jnp.arange(4), seen=jnp.array(before))
+    bits, picks = bits_for(numbers, seed)
+    at_once = adding(capacity, 3)(memory, batch_of(numbers, real), (bits, picks))
+    one_by_one = memory
+    for i in range(6):
+        one = batch_of(numbers[i : i + 1], real[i : i + 1])
+        one_by_one = adding(capacity, 3)(one_by_one, one, (bits[i : i + 1], picks))
+    for a, b in zip(jax.tree.leaves(at_once), jax.tree.leaves(one_by_one), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert at_once.seen == before + sum(real)
+
+
+@given(st.lists(st.booleans(), min_size=5, max_size=5), st.integers(0, 2**31))
+def test_padding_is_neither_stored_nor_counted(real, seed):
+    capacity, numbers = 3, np.arange(20, 25)
+    memory = adding(capacity, 4)(
+        reservoir(capacity, 4).init(SPEC), batch_of(numbers, real), bits_for(numbers, seed, picks=4)
+    )
+    kept = [int(n) for n, r in zip(numbers, real, strict=True) if r]
+    assert memory.seen == len(kept)
+    assert set(held(memory, capacity)) <= set(kept)
+    assert len(set(held(memory, capacity))) == min(capacity, len(kept))
+    assert not np.asarray(memory.x[len(kept) :]).any()
+    if kept:
+        assert set(whole(memory.next.x, memory.next.y, memory.next.task)) <= set(kept)
+        assert memory.next.weight.tolist() == [1] * 4
+
+
+def test_of_two_examples_for_one_place_the_later_stays():
+    memory = reservoir(3, 3).init(SPEC)
+    memory = adding(3, 3)(memory, batch_of([1, 2, 3]), bits_for([1, 2, 3]))
+    first = jnp.zeros((4, 2), jnp.uint32)  # the smallest draw: place 0
+    later = adding(3, 3)(memory, batch_of([4, 5, 6, 7]), (first, bits_for([0])[1]))
+    assert held(later, 3) == [7, 2, 3]
+    padded = adding(3, 3)(memory, batch_of([4, 5, 6, 7], [1, 1, 0, 0]), (first, bits_for([0])[1]))
+    assert held(padded, 3) == [5, 2, 3]
+    last = jnp.full((4, 2), 2**32 - 1, jnp.uint32)  # the largest: past the end, so not kept
+    assert held(adding(3, 3)(memory, batch_of([4, 5, 6, 7]), (last, bits_for([0])[1])), 3) == [1, 2, 3]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.integers(0, 2**31))
+def test_what_belongs_together_stays_together(sizes, seed):
+    memory = reservoir(5, 4).init(SPEC)
+    start = 0
+    for i, size in enumerate(sizes):
+        numbers = np.arange(start, start + 4)
+        weight = np.arange(4) < size
+        memory = adding(5, 4)(memory, batch_of(numbers, weight), bits_for(numbers, seed + i, picks=4))
+        start += 4
+        assert set(whole(memory.next.x, memory.next.y, memory.next.task)) <= set(held(memory, 5))
+    assert len(set(held(memory, 5))) == min(sum(sizes), 5)
+
+
+def inclusion(capacity, length, size):
+    """How often each of `length` examples, given in batches of `size`, is in the memory at the end, over many runs."""
+    rule = reservoir(capacity, 1)
+
+    def final(bits):
+        memory = rule.init(SPEC)
+        for start in range(0, length, size):
+            batch = batch_of(range(start, start + size))
+            memory = rule.add(memory, batch, (bits[start : start + size], bits[:1]))
+        return memory.x[:, 0].astype(jnp.int32)
+
+    bits = np.random.default_rng(3).integers(0, 2**32, (RUNS, length, 2), np.uint32)
+    return np.bincount(np.asarray(jax.jit(jax.vmap(final))(bits)).ravel(), minlength=length)
+
+
+def uniformity(counts, capacity):
+    """The probability of counts at least as uneven, if each set of `capacity` examples is equally likely."""
+    length, share = len(counts), capacity / len(counts)
+    variance = RUNS * share * (1 - share) * length / (length - 1)  # drawn without replacement
+    return scipy.stats.chi2.sf(((counts - RUNS * share) ** 2).sum() / variance, length - 1)
+
+
+@pytest.mark.parametrize(("capacity", "length", "size"), [(5, 20, 4), (3, 24, 8), (1, 6, 1)])
+def test_every_example_is_held_with_the_same_probability(capacity, length, size):
+    counts = inclusion(capacity, length, size)
+    assert counts.sum() == RUNS * capacity
+    assert uniformity(counts, capacity) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "biased",
+    [
+        lambda bound, bits: below(bound + 1, bits),  # off by one
+        lambda bound, bits: below(jnp.broadcast_to(bound.max(), bound.shape), bits),  # as if all came at once
+    ],
+    ids=["off by one", "a batch at once"],
+)
+def test_the_statistic_finds_a_bias(monkeypatch, biased):
+    monkeypatch.setattr(memory_module, "below", biased)
+    assert uniformity(inclusion(5, 20, 4), 5) < 1e-6
+
+
+@pytest.mark.parametrize("seen", [1, 3, 5, 9])
+def test_batches_are_drawn_uniformly_from_the_filled_places(seen):
+    rule, size = reservoir(5, 4), min(seen, 5)
+    memory = rule.init(SPEC)
+    memory = adding(5, 4)(memory, batch_of(range(seen)), bits_for(range(seen), picks=4))
+    bits = np.random.default_rng(4).integers(0, 2**32, (RUNS // 4, 4, 2), np.uint32)
+    nothing = batch_of([0], weight=[0])
+    again = jax.jit(jax.vmap(lambda bits: rule.add(memory, nothing, (jnp.zeros((1, 2), jnp.uint32), bits)).next))(bits)
+    drawn = again.x[..., 0].ravel()
+    counts = np.array([(drawn == number).sum() for number in held(memory, 5)])
+    assert counts.sum() == RUNS
+    assert size == 1 or scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_the_bits_are_drawn_for_every_example():
+    rule = reservoir(5, 3)
+    place, pick = rule.draw(jax.random.key(0), 4)
+    assert (place.shape, pick.shape) == ((4, 2), (3, 2))
+    assert place.dtype == pick.dtype == jnp.uint32
+    assert len(np.unique(np.concatenate([place, pick]))) == 14
+
+
+@pytest.mark.parametrize(("capacity", "batch", "field"), [(0, 3, "memory"), (-1, 3, "memory"), (5, 0, "memory_batch")])
+def test_sizes_of_at_least_one(capacity, batch, field):
+    with pytest.raises(Invalid, match=f"^{field}: "):
+        reservoir(capacity, batch)

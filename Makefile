@@ -27,8 +27,8 @@ $(STAMP): requirements.txt pyproject.toml
 test: install ## run the tests that are quick and need no network
 	$(BIN)/pytest
 
-test-slow: install ## run the tests that train for minutes
-	$(BIN)/pytest -m "slow and not network"
+test-slow: install ## run the tests that train for minutes, on real data
+	$(BIN)/pytest -m slow
 
 test-network: install ## run the tests that fetch data from outside
 	$(BIN)/pytest -m network
@@ -42,7 +42,7 @@ format: install ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-reproduce: install ## re-run the paper's experiments
+reproduce: install ## run the paper's method and its baseline at reduced size
 	$(BIN)/cotrain reproduce
 
 # The lock is made from the public index alone, whatever the local pip configuration says.

@@ -31,7 +31,7 @@ test-slow: install ## run the tests that train for minutes, on real data
 	$(BIN)/pytest -m slow
 
 test-network: install ## run the tests that fetch data from outside
-	$(BIN)/pytest -m network
+	$(BIN)/pytest -m "network and not slow"
 
 lint: install ## check style, formatting and types
 	$(BIN)/ruff check

@@ -98,7 +98,7 @@ STREAM = toy()
 OPTIONS = {"batch": 6, "epochs": 6, "chunk": 16}  # 42 minibatches a task, of which each 7th is not full
 NETWORKS = {
     "shared_bottom": lambda spec: shared_bottom(spec, (12,)),
-    "routing_network": lambda spec: routing_network(spec, dense(12), layers=1, experts=6, k=2),
+    "routing_network": lambda spec: routing_network(spec, dense(12), layers=1, experts=4, k=2),
 }
 METHODS = {
     "finetune": lambda network, lr: finetune(network, lr=lr),

@@ -92,7 +92,7 @@ def _row(group: list[dict[str, Any]]) -> Row:
 
     full = all(config[field] is None for field in ("tasks", "examples", "test_examples")) and config["epochs"] == 1
     return Row(
-        config["arrays"] or config["benchmark"],
+        config.get("arrays") or config["benchmark"],
         config["network"],
         config["method"],
         summary("acc"),

@@ -59,8 +59,9 @@ def learn(
         check_positive(name, value)
     if len(streams) != len(seeds) or not seeds:
         raise Invalid("seeds", list(seeds), f"give one for each of the {len(streams)} streams, and at least one")
-    if any(stream.spec != method.network.spec for stream in streams):
-        raise Invalid("stream", streams[0].spec, f"the network was made for {method.network.spec}")
+    for stream in streams:
+        if stream.spec != method.network.spec:
+            raise Invalid("stream", stream.spec, f"the network was made for {method.network.spec}")
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     now = _begin(method, streams, keys) if start is None else start
     phases = streams[0].phases
@@ -70,7 +71,7 @@ def learn(
     _evaluate(method.network, now.state.learner.parameters, streams, 0, limit=1)
     yield (now := replace(now, event="compiled"))
 
-    if evaluate_all and start is None:
+    if evaluate_all and np.isnan(now.initial).any():
         initial = [_evaluate(method.network, now.state.learner.parameters, streams, i) for i in range(len(streams[0]))]
         yield (now := replace(now, initial=np.stack(initial, axis=1), event="evaluated"))
 
@@ -180,17 +181,17 @@ def _evaluate(
 ) -> Float[np.ndarray, " S"]:
     """Each seed's accuracy on a task's test examples, or on the first few."""
     tests = [stream[task].test for stream in streams]
-    size = len(tests[0]) if limit is None else limit
+    sizes = np.array([len(test) for test in tests]) if limit is None else np.full(len(tests), limit)
     correct = np.zeros(len(tests), int)
-    for start in range(0, size, TEST_BATCH):
-        parts = [_padded(test, start, min(start + TEST_BATCH, size)) for test in tests]
+    for start in range(0, max(sizes), TEST_BATCH):
+        parts = [_padded(test, start, size) for test, size in zip(tests, sizes, strict=True)]
         x, y = (jnp.asarray(np.stack(arrays)) for arrays in zip(*parts, strict=True))
         correct += np.asarray(_correct(network, parameters, jnp.array(task), x, y))
-    return correct / size
+    return correct / sizes
 
 
 def _padded(examples: Examples, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """The examples from start to stop, filled up to a test batch with examples that no prediction gets right."""
+    """A test batch of the examples from start on; past `stop`, of ones that no prediction gets right."""
     x, y = examples.take(np.minimum(np.arange(start, start + TEST_BATCH), len(examples) - 1))
     return x, np.where(np.arange(start, start + TEST_BATCH) < stop, y, -1)
 
@@ -238,7 +239,8 @@ class _Feed:
         flat = np.maximum(index, 0).ravel()
         part = np.searchsorted(self.starts, flat, side="right") - 1
         pieces = {i: self.parts[i].take(flat[part == i] - self.starts[i]) for i in np.unique(part)}
-        x, y = (np.empty((len(flat), *piece.shape[1:]), piece.dtype) for piece in pieces[part[0]])
+        dtype = np.result_type(*(inputs for inputs, _ in pieces.values()))
+        x, y = np.empty((len(flat), *self.parts[0].x.shape[1:]), dtype), np.empty(len(flat), np.int32)
         for i, piece in pieces.items():
             x[part == i], y[part == i] = piece
         task = np.asarray(self.tasks, np.int32)[part].reshape(index.shape)

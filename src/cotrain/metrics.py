@@ -1,6 +1,7 @@
 """What there is to say about a run: pure functions of its accuracy matrix and of its routing matrices.
 
-`accuracy[t, i]` is the accuracy on task i after learning task t; NaN where it was not evaluated.
+`accuracy[t, i]` is the accuracy on task i after learning task t; NaN where it was not evaluated. Tasks that were
+learned all at once give a single row, and have no transfer from one to the other.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float
 
-Matrix = Float[np.ndarray, "T T"]
+Matrix = Float[np.ndarray, "P T"]  # P is T, or 1 for tasks that were learned all at once
 
 
 def average_accuracy(accuracy: Matrix) -> float:
@@ -19,12 +20,12 @@ def average_accuracy(accuracy: Matrix) -> float:
 
 def backward_transfer(accuracy: Matrix) -> float:
     """BWT: how learning later tasks changed the accuracy, mean over the T − 1 earlier tasks (ibid.)."""
-    return _mean((accuracy[-1] - np.diagonal(accuracy))[:-1])
+    return _mean((accuracy[-1] - np.diagonal(accuracy))[:-1]) if _in_sequence(accuracy) else float("nan")
 
 
 def forward_transfer(accuracy: Matrix, initial: Float[np.ndarray, " T"]) -> float:
     """FWT: how much better than untrained a task is just before it is learned, mean over tasks 2 to T (ibid.)."""
-    return _mean(np.diagonal(accuracy, offset=1) - initial[1:])
+    return _mean(np.diagonal(accuracy, offset=1) - initial[1:]) if _in_sequence(accuracy) else float("nan")
 
 
 def forgetting(accuracy: Matrix) -> float:
@@ -36,7 +37,7 @@ def forgetting(accuracy: Matrix) -> float:
 
 def learning_accuracy(accuracy: Matrix) -> float:
     """The mean accuracy on each task right after it was learned (Riemer et al. 2019)."""
-    return float(np.diagonal(accuracy).mean())
+    return float((np.diagonal(accuracy) if _in_sequence(accuracy) else accuracy[-1]).mean())
 
 
 class Summary(NamedTuple):
@@ -75,6 +76,11 @@ def used_experts(gates: Float[np.ndarray, "P T E"]) -> Bool[np.ndarray, "P E"]:
     """The experts that any of the tasks learned so far uses, after each task, or after all of them at once."""
     phases, tasks, _ = gates.shape
     return np.stack([(after[: tasks - phases + 1 + i] > 0).any(axis=0) for i, after in enumerate(gates)])
+
+
+def _in_sequence(accuracy: Matrix) -> bool:
+    phases, tasks = accuracy.shape
+    return phases == tasks
 
 
 def _mean(values: np.ndarray) -> float:

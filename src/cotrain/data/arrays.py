@@ -15,11 +15,11 @@ def load_arrays(path: Path | str) -> Stream:
     """The tasks that a NumPy archive holds."""
     names = f"an .npz file with {', '.join(f'{part}_0' for part in PARTS)}, and so on for each task"
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             tasks = len([name for name in archive.files if name.startswith("train_x_")])
             return Stream.from_arrays([[archive[f"{part}_{task}"] for part in PARTS] for task in range(tasks)])
     except Invalid:
         raise
-    except (OSError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
         reason = str(error).strip("'\"").split("\n")[0]
         raise Invalid("arrays", str(path), f"give {names} ({reason})") from error

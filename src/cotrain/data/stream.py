@@ -51,6 +51,8 @@ class Examples:
         x = self.x[indices]
         if x.dtype == np.uint8:
             x = x.astype(np.float32) / np.float32(255)
+        elif not np.issubdtype(x.dtype, np.floating):
+            x = x.astype(np.float32)
         return (x if self.transform is None else self.transform(x)), self.y[indices].astype(np.int32)
 
     def subset(self, indices: np.ndarray) -> "Examples":
@@ -85,6 +87,10 @@ class Stream:
         for i, task in enumerate(arrays):
             if len(task) != 4:
                 raise Invalid(f"task {i}", f"{len(task)} arrays", "give (train_x, train_y, test_x, test_y)")
+            for part, y in (("train", task[1]), ("test", task[3])):
+                if y.ndim != 1 or y.dtype.kind not in "iu":
+                    found = f"{y.dtype.name}{list(y.shape)}"
+                    raise Invalid(f"task {i} {part} labels", found, "labels must be one whole number per input")
         shape = arrays[0][0].shape[1:]
         highest = max(int(y.max(initial=0)) for task in arrays for y in (task[1], task[3]))
         classes = highest + 1 if classes is None else check_positive("classes", classes)
@@ -123,8 +129,6 @@ def _check_arrays(name: str, x: np.ndarray, y: np.ndarray, shape: tuple[int, ...
         raise Invalid(f"{name} inputs", x.dtype.name, "inputs must be numbers")
     if x.shape[1:] != shape:
         raise Invalid(f"{name} inputs", x.shape[1:], f"every task's inputs must have the first task's shape, {shape}")
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise Invalid(f"{name} labels", f"{y.dtype.name}{list(y.shape)}", "labels must be one whole number per input")
     if len(y) and not (0 <= y.min() and y.max() < classes):
         wrong = y[(y < 0) | (y >= classes)][0]
         raise Invalid(f"{name} labels", int(wrong), f"labels must be 0 to {classes - 1}")

@@ -35,7 +35,7 @@ class Result:
     """One seed's run."""
 
     seed: int
-    accuracy: np.ndarray  # [T, T]: on task i after learning task t; NaN where it was not evaluated
+    accuracy: np.ndarray  # [T, T]: on task i after learning task t; NaN where it was not evaluated; [1, T] if joint
     initial: np.ndarray  # [T]: before learning anything
     logits: tuple[np.ndarray, ...]  # [T, T, E] per layer with a router: after each task
     gates: tuple[np.ndarray, ...]  # the routing probabilities, 0 off the routes
@@ -75,7 +75,7 @@ class Result:
             "config": None if config is None else asdict(config),
             "seed": self.seed,
             **numbers,
-            "accuracy": _json(self.accuracy),
+            "accuracy": _json(_square(self.accuracy)),
             "initial_accuracy": _json(self.initial),
             "parameters": self.parameters,
             "seconds": self.seconds,
@@ -190,7 +190,7 @@ def _run_group(
     return [
         Result(
             seed,
-            _square(snapshot.accuracy[i]),
+            snapshot.accuracy[i],
             snapshot.initial[i],
             tuple(logits[i] for logits in snapshot.logits),
             tuple(gates[i] for gates in snapshot.gates),

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cotrain.errors import check_positive
+from cotrain.errors import Invalid, check_positive
 
 Expert = Callable[[tuple[int, ...], PRNGKeyArray], Callable[[Array], Array]]  # the result is an Equinox module
 
@@ -65,6 +65,12 @@ class mlp:
 
     units: tuple[int, ...]
 
+    def __post_init__(self):
+        if not self.units:
+            raise Invalid("units", self.units, "give at least one layer")
+        for units in self.units:
+            check_positive("units", units)
+
     def __call__(self, shape: tuple[int, ...], key: PRNGKeyArray) -> Chain:
         sizes = (math.prod(shape), *self.units)
         keys = jax.random.split(key, len(self.units))
@@ -88,6 +94,10 @@ class convolution:
 
     channels: int
     size: int = 3
+
+    def __post_init__(self):
+        check_positive("channels", self.channels)
+        check_positive("size", self.size)
 
     def __call__(self, shape: tuple[int, ...], key: PRNGKeyArray) -> Convolution:
         image = (1,) * (3 - len(shape)) + tuple(shape)

@@ -253,7 +253,7 @@ class Network(eqx.Module):
         if self.aggregation == "concatenate":
             chosen = jnp.ones(gates.shape, bool) if route.chosen is None else route.chosen
             slot = (jnp.cumsum(chosen, axis=1) - 1) % layer.k  # the first K members by index, then again
-            gates = gates[..., None] * (slot[..., None] == jnp.arange(layer.k))  # [D, M, K]
+            gates = gates[..., None] * (slot[..., None] == jnp.arange(layer.k)[None, None, :])  # [D, M, K]
             outputs = outputs[:, :, None]  # [M, B, 1, ...]
         if row is not None and gates.shape[0] > 1:
             gates = gates[row]

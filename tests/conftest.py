@@ -14,7 +14,8 @@ from cotrain.data.batch import Batch
 from cotrain.data.stream import Stream
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
-from cotrain.methods.finetune import finetune, private
+from cotrain.methods.finetune import finetune
+from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
 from cotrain.networks.routing import routing_network, shared_bottom
@@ -110,6 +111,7 @@ METHODS = {
 CASES = [(method, network) for method in METHODS for network in NETWORKS]
 CASES.remove(("private", "shared_bottom"))
 TRACES = {case: Traces() for case in CASES}
+TRACES |= {("joint", network): TRACES["finetune", network] for network in NETWORKS}  # the same method
 
 
 def make(case: tuple[str, str], lr: float = 0.2) -> Counted:

@@ -10,7 +10,7 @@ from conftest import CASES, OPTIONS, STREAM, TRACES, distance, first_batch, iden
 
 from cotrain.engine import learn
 from cotrain.errors import Invalid
-from cotrain.methods.finetune import private
+from cotrain.methods.private import private
 from cotrain.networks.experts import dense
 from cotrain.networks.routing import routing_network, shared_bottom
 

@@ -80,8 +80,9 @@ def check_examples(table):
 # What a method is given
 
 
-@pytest.mark.parametrize("chunk", [2, 500])
-@pytest.mark.parametrize(("batch", "minibatches"), [(4, (3, 2)), (5, (3, 2)), (20, (1, 1)), (1, (11, 8))])
+@pytest.mark.parametrize(
+    ("batch", "minibatches", "chunk"), [(4, (3, 2), 2), (5, (3, 2), 500), (20, (1, 1), 2), (1, (11, 8), 500)]
+)
 def test_every_example_is_given_once_an_epoch(batch, minibatches, chunk):
     stream, epochs = numbered((11, 8)), 3
     table = given(run(learn(tally(stream), [stream], [0], batch=batch, epochs=epochs, chunk=chunk)))

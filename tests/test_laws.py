@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 from conftest import (
-    CASES,
     OPTIONS,
     STREAM,
     distance,
@@ -136,9 +135,15 @@ def moved(before, after):
 # What a step leaves alone
 
 
-@every_batch
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "batch"),
+    [
+        *[("sgd", "one task"), ("momentum", "one task"), ("adamw", "one task"), ("adamw", "all experts")],
+        *[(name, batch) for name in OPTIMIZERS for batch in ("distinct experts", "nothing")],
+    ],
+)
 def test_only_what_takes_part_moves(optimizer, batch):
+    batch = BATCHES[batch]
     noise = normal(FLAT, batch.task.size)
     before = learner(optimizer)
     after = step(FLAT, OPTIMIZERS[optimizer], before, batch, noise, Rates(*[jnp.array(0.1)] * 3))
@@ -158,7 +163,7 @@ def test_only_what_takes_part_moves(optimizer, batch):
 def test_a_rate_of_none_leaves_a_part_alone():
     before, batch = learner("momentum"), BATCHES["one task"]
     parts = ("experts", "heads", "router")
-    for still in parts:
+    for still in ("heads", "router"):
         rates = Rates(**{part: None if part == still else jnp.array(0.1) for part in parts})
         after = step(FLAT, OPTIMIZERS["momentum"], before, batch, normal(FLAT, 1), rates)
         for part in parts:
@@ -199,8 +204,8 @@ def dense_gradient(parameters, network, batch, masks, noise, tasks, row):
 @every_batch
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gates": "all", "noisy_gates": True, "layers": 1}, {"sampling": "noisy-top-k", "aggregation": "concatenate"}],
-    ids=["sum", "all", "noisy-top-k"],
+    [{}, {"layers": 1, "sampling": "noisy-top-k", "gates": "all", "aggregation": "concatenate"}],
+    ids=["default", "other"],
 )
 def test_narrowed_steps_agree_with_dense_ones(options, batch):
     network, noise = small(**options), normal(small(**options), batch.task.size)
@@ -365,7 +370,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not():
     assert not identical(again.state.learner, learned(COTRAINING, 1).state.learner)
 
 
-@pytest.mark.parametrize(("method", "chunk"), [("finetune", 1), ("finetune", 7), ("finetune", 50), ("cotraining", 7)])
+@pytest.mark.parametrize(("method", "chunk"), [("finetune", 1), ("finetune", 7), ("replay", 50)])
 def test_the_size_of_chunks_does_not_matter(method, chunk):
     case = (method, "routing_network")  # a task has 42 minibatches
     other = run(learn(make(case), [STREAM], [0], **OPTIONS | {"chunk": chunk}))
@@ -386,7 +391,10 @@ def test_a_run_goes_on_from_any_snapshot(evaluate_all):
     assert different == []
 
 
-AT_ONCE = [case for case in CASES if (case[1] == "routing_network") != (case[0] == "joint")]
+AT_ONCE = [
+    *[(method, "routing_network") for method in ("finetune", "cotraining", "private")],
+    *[(method, "shared_bottom") for method in ("replay", "joint")],
+]
 
 
 @pytest.mark.parametrize("case", AT_ONCE, ids="-".join)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotrain import memory as memory_module
@@ -90,6 +90,7 @@ def test_all_is_kept_until_the_memory_is_full():
     assert len(held(memory, 7)) == 7
 
 
+@settings(max_examples=40)
 @given(st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 20), st.integers(0, 2**31))
 def test_a_batch_is_added_as_if_one_by_one(real, before, seed):
     capacity, numbers = 4, np.arange(100, 106)
@@ -134,6 +135,7 @@ def test_of_two_examples_for_one_place_the_later_stays():
     assert held(adding(3, 3)(memory, batch_of([4, 5, 6, 7]), (last, bits_for([0])[1])), 3) == [1, 2, 3]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.integers(0, 2**31))
 def test_what_belongs_together_stays_together(sizes, seed):
     memory = reservoir(5, 4).init(SPEC)
@@ -189,15 +191,20 @@ def test_the_statistic_finds_a_bias(monkeypatch, biased):
     assert uniformity(inclusion(5, 20, 4), 5) < 1e-6
 
 
+@jax.jit
+def redrawn(memory, bits):
+    """The batches that follow, if nothing is added."""
+    nothing, unused = batch_of([0], weight=[0]), jnp.zeros((1, 2), jnp.uint32)
+    return jax.vmap(lambda bits: reservoir(5, 4).add(memory, nothing, (unused, bits)).next)(bits)
+
+
 @pytest.mark.parametrize("seen", [1, 3, 5, 9])
 def test_batches_are_drawn_uniformly_from_the_filled_places(seen):
-    rule, size = reservoir(5, 4), min(seen, 5)
-    memory = rule.init(SPEC)
+    size = min(seen, 5)
+    memory = reservoir(5, 4).init(SPEC)
     memory = adding(5, 4)(memory, batch_of(range(seen)), bits_for(range(seen), picks=4))
     bits = np.random.default_rng(4).integers(0, 2**32, (RUNS // 4, 4, 2), np.uint32)
-    nothing = batch_of([0], weight=[0])
-    again = jax.jit(jax.vmap(lambda bits: rule.add(memory, nothing, (jnp.zeros((1, 2), jnp.uint32), bits)).next))(bits)
-    drawn = again.x[..., 0].ravel()
+    drawn = redrawn(memory, bits).x[..., 0].ravel()
     counts = np.array([(drawn == number).sum() for number in held(memory, 5)])
     assert counts.sum() == RUNS
     assert size == 1 or scipy.stats.chisquare(counts).pvalue > 1e-4

@@ -14,7 +14,8 @@ from cotrain.data.stream import Spec, Stream
 from cotrain.engine import learn
 from cotrain.memory import below, reservoir
 from cotrain.methods.cotraining import cotraining
-from cotrain.methods.finetune import finetune, private
+from cotrain.methods.finetune import finetune
+from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
 from cotrain.networks.routing import routing_network, shared_bottom

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cotrain.memory import reservoir as reservoir
     from cotrain.methods.cotraining import cotraining as cotraining
     from cotrain.methods.finetune import finetune as finetune
-    from cotrain.methods.finetune import private as private
+    from cotrain.methods.private import private as private
     from cotrain.methods.replay import replay as replay
     from cotrain.networks.experts import convolution as convolution
     from cotrain.networks.experts import dense as dense
@@ -51,7 +51,8 @@ _MODULES = {
     "cotrain.experiments.run": ["Result", "Results", "run", "run_config", "save"],
     "cotrain.memory": ["reservoir"],
     "cotrain.methods.cotraining": ["cotraining"],
-    "cotrain.methods.finetune": ["finetune", "private"],
+    "cotrain.methods.finetune": ["finetune"],
+    "cotrain.methods.private": ["private"],
     "cotrain.methods.replay": ["replay"],
     "cotrain.networks.experts": ["convolution", "dense", "mlp"],
     "cotrain.networks.routing": [

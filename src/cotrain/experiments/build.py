@@ -15,8 +15,9 @@ from cotrain.experiments.config import BENCHMARKS, Config
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
 from cotrain.methods.descent import Optimizer
-from cotrain.methods.finetune import finetune, private
+from cotrain.methods.finetune import finetune
 from cotrain.methods.method import Method
+from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
 from cotrain.networks.routing import Network, routing_network, shared_bottom, units_for_budget

@@ -176,7 +176,9 @@ def _run_group(
     """The seeds that run at once."""
     seconds = dict.fromkeys(EVENTS.values(), 0.0)
     steps = steps_of(streams[0], options["batch"], options["epochs"])
-    shown = None if bar is None else bar.add_task(f"seed {', '.join(map(str, seeds))}", total=sum(steps), note="")
+    shown = (
+        None if bar is None else bar.add_task(f"seed {', '.join(map(str, seeds))}", total=sum(steps), note="compiling")
+    )
     last, snapshot = time.monotonic(), None
     for snapshot in learn(method, streams, seeds, **options):
         now = time.monotonic()

@@ -48,8 +48,3 @@ def weight_and_router(network: Network, lr: float, router_lr: float | None, fiel
     weights = rate(field, lr)
     router = rate("router_lr", lr if router_lr is None else router_lr)
     return Rates(weights, weights, None if network.private else router)
-
-
-def private(network: Network, *, lr: float = 0.1, optimizer: Optimizer = optax.sgd) -> Finetune:
-    """A control: task t fine-tunes expert t of each layer, alone. No routing, no memory, no forgetting."""
-    return finetune(network.reserved(), lr=lr, optimizer=optimizer)

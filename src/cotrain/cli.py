@@ -78,8 +78,8 @@ class Reproduce:
             records += [result.record(config) for result in results]
         _print_table(rows(records))
         print(
-            f"With {self.examples} of the 60000 examples a task these are not the paper's numbers (0.920 and 0.929, at full"
-            " size). Few examples suit the shared bottom: see how well each task was just learned."
+            f"With {self.examples} of the 60000 examples a task these are not the paper's numbers (0.920 and 0.929,"
+            " at full size). Few examples suit the shared bottom: see how well each task was just learned."
         )
 
 

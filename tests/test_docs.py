@@ -16,9 +16,11 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_readmes_table_is_made_from_the_records():
-    table = markdown(rows(read_records([ROOT / "results" / "first"])))
-    assert insert(README, table) == README
+@pytest.mark.parametrize(("document", "records"), [("README.md", "first"), ("docs/deviations.md", "ablations")])
+def test_tables_are_made_from_the_records(document, records):
+    text = (ROOT / document).read_text()
+    table = markdown(rows(read_records([ROOT / "results" / records])))
+    assert insert(text, table) == text
 
 
 def test_the_readmes_example_is_the_one_that_runs():

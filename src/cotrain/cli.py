@@ -200,10 +200,11 @@ def _print_table(table: list) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from cotrain.report.table import HEADINGS
+    from cotrain.report.table import lines_of
 
-    grid = Grid(*HEADINGS)
-    for row in table:
-        grid.add_row(*row.cells)
+    headings, *body = lines_of(table)
+    grid = Grid(*headings)
+    for line in body:
+        grid.add_row(*line)
     console = Console()
     Console(width=max(console.width, 140) if not console.is_terminal else None).print(grid)

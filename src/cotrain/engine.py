@@ -6,7 +6,6 @@ chunk. Several seeds can run at once; arrays that differ between them have a lea
 Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the tasks one after another, or one joint).
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -223,14 +222,17 @@ class _Feed:
         self.starts = np.cumsum([0, *(len(part) for part in self.parts)])
         self.per_epoch = -(-int(self.starts[-1]) // batch)
         self.steps = self.per_epoch * epochs
-        self.order = functools.lru_cache(maxsize=2)(self._order)
+        self.epoch, self.epoch_order = -1, np.empty(0, int)
 
-    def _order(self, epoch: int) -> Int[np.ndarray, "minibatches B"]:
+    def order(self, epoch: int) -> Int[np.ndarray, "minibatches B"]:
         """The examples of an epoch's minibatches; -1 fills up the last one."""
-        total = int(self.starts[-1])
-        order = np.random.default_rng([11, self.seed, self.phase, epoch]).permutation(total)
-        padding = np.full(self.per_epoch * self.batch - total, -1)
-        return np.concatenate([order, padding]).reshape(self.per_epoch, self.batch)
+        if epoch != self.epoch:
+            total = int(self.starts[-1])
+            order = np.random.default_rng([11, self.seed, self.phase, epoch]).permutation(total)
+            padding = np.full(self.per_epoch * self.batch - total, -1)
+            self.epoch = epoch
+            self.epoch_order = np.concatenate([order, padding]).reshape(self.per_epoch, self.batch)
+        return self.epoch_order
 
     def minibatches(self, start: int, count: int) -> Batch:
         """The `count` minibatches from `start` on; past the phase's end, any."""

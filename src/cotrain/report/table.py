@@ -3,12 +3,14 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cotrain.errors import Invalid
+from cotrain.experiments.config import Config
 from cotrain.metrics import Summary, summarise
 
 # Table 1 of Collier et al. (2020): (benchmark, network, method) -> ACC and BWT.
@@ -26,7 +28,19 @@ PAPER = {
 }
 METHOD_ORDER = ("finetune", "replay", "cotraining", "private", "joint")
 NETWORK_ORDER = ("shared-bottom", "routing-network")
-HEADINGS = ("benchmark", "network", "method", "seeds", "ACC", "BWT", "just learned", "paper's ACC", "paper's BWT")
+HEADINGS = (
+    "benchmark",
+    "network",
+    "method",
+    "seeds",
+    "ACC",
+    "BWT",
+    "just learned",
+    "paper's ACC",
+    "paper's BWT",
+    "options",
+)
+NAMED = ("benchmark", "network", "method", "arrays")
 
 
 class Row(NamedTuple):
@@ -38,7 +52,12 @@ class Row(NamedTuple):
     acc: Summary
     bwt: Summary
     learning_accuracy: Summary
-    full: bool  # of the size that the paper's numbers are for
+    options: str  # what is not as by default
+
+    @property
+    def full(self) -> bool:
+        """Whether the paper's numbers are for this configuration."""
+        return not self.options
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -46,7 +65,7 @@ class Row(NamedTuple):
         paper = PAPER.get((self.benchmark, self.network, self.method)) if self.full else None
         theirs = ("", "") if paper is None else tuple(f"{number:.3f}" for number in paper)
         ours = (_text(summary) for summary in (self.acc, self.bwt, self.learning_accuracy))
-        return (self.benchmark, self.network, self.method, str(self.acc.seeds), *ours, *theirs)
+        return (self.benchmark, self.network, self.method, str(self.acc.seeds), *ours, *theirs, self.options)
 
 
 def read_records(directories: Sequence[Path]) -> list[dict[str, Any]]:
@@ -65,13 +84,25 @@ def rows(records: Sequence[dict[str, Any]]) -> list[Row]:
     table = [_row(group) for group in groups.values()]
     return sorted(
         table,
-        key=lambda row: (row.benchmark, NETWORK_ORDER.index(row.network), METHOD_ORDER.index(row.method)),
+        key=lambda row: (
+            row.benchmark,
+            NETWORK_ORDER.index(row.network),
+            METHOD_ORDER.index(row.method),
+            row.options,
+        ),
     )
+
+
+def lines_of(table: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The headings and the rows as text, without the columns that are empty."""
+    columns = zip(HEADINGS, *(row.cells for row in table), strict=True)
+    return list(zip(*(column for column in columns if any(column[1:])), strict=True))
 
 
 def markdown(table: Sequence[Row]) -> str:
     """The table for a README."""
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *(row.cells for row in table)]
+    headings, *body = lines_of(table)
+    lines = [headings, ("---",) * len(headings), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -90,7 +121,8 @@ def _row(group: list[dict[str, Any]]) -> Row:
     def summary(name: str) -> Summary:
         return summarise(np.array([np.nan if record[name] is None else record[name] for record in group]))
 
-    full = all(config[field] is None for field in ("tasks", "examples", "test_examples")) and config["epochs"] == 1
+    usual = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(Config()).items()}
+    changed = {name: value for name, value in config.items() if name not in NAMED and value != usual.get(name)}
     return Row(
         config.get("arrays") or config["benchmark"],
         config["network"],
@@ -98,7 +130,7 @@ def _row(group: list[dict[str, Any]]) -> Row:
         summary("acc"),
         summary("bwt"),
         summary("learning_accuracy"),
-        full,
+        ", ".join(f"{name} {value}" for name, value in changed.items()),
     )
 
 

@@ -206,11 +206,7 @@ def split(
     seed: int = 0,
 ) -> Stream:
     """Each task tells an equal share of the classes apart, in their natural order; labels count from 0 in each."""
-    check_positive("tasks", tasks)
-    if dataset.classes % tasks:
-        divisors = [n for n in range(1, dataset.classes + 1) if dataset.classes % n == 0]
-        raise Invalid("tasks", tasks, f"{dataset.classes} classes split evenly into {divisors} tasks")
-    share = dataset.classes // tasks
+    share = share_of(dataset.classes, tasks)
     _check_examples(dataset, examples, test_examples)
 
     def make(task: int) -> Task:
@@ -225,6 +221,14 @@ def split(
         )
 
     return Stream(Spec(dataset.train_x.shape[1:], share, tasks), make)
+
+
+def share_of(classes: int, tasks: int) -> int:
+    """The classes of each task when they are split evenly."""
+    if classes % check_positive("tasks", tasks):
+        divisors = [n for n in range(1, classes + 1) if classes % n == 0]
+        raise Invalid("tasks", tasks, f"{classes} classes split evenly into {divisors} tasks")
+    return classes // tasks
 
 
 def _transformed(

@@ -9,8 +9,7 @@ import optax
 
 from cotrain.data.arrays import load_arrays
 from cotrain.data.fetch import Dataset, load
-from cotrain.data.stream import Spec, Stream, permuted, rotated, split
-from cotrain.errors import Invalid
+from cotrain.data.stream import Spec, Stream, permuted, rotated, share_of, split
 from cotrain.experiments.config import BENCHMARKS, Config
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
@@ -38,13 +37,8 @@ def _identity(x: jax.Array) -> jax.Array:
 
 def build_spec(config: Config) -> Spec:
     """The shape of a configuration's tasks, which is known before there is data."""
-    tasks = config.task_count
-    if BENCHMARKS[config.benchmark].stream != "split":
-        return Spec(SHAPE, CLASSES, tasks)
-    if CLASSES % tasks:
-        divisors = [n for n in range(1, CLASSES + 1) if CLASSES % n == 0]
-        raise Invalid("tasks", tasks, f"{CLASSES} classes split evenly into {divisors} tasks")
-    return Spec(SHAPE, CLASSES // tasks, tasks)
+    tasks, split_up = config.task_count, BENCHMARKS[config.benchmark].stream == "split"
+    return Spec(SHAPE, share_of(CLASSES, tasks) if split_up else CLASSES, tasks)
 
 
 def build_network(config: Config, spec: Spec) -> Network:

@@ -10,6 +10,8 @@ import pytest
 
 from cotrain import cli
 from cotrain.data.fetch import Dataset
+from cotrain.experiments.config import Config
+from cotrain.report.table import rows
 
 SMALL = ["--tasks", "2", "--examples", "40", "--hidden", "8", "8", "--experts", "4", "--k", "2", "--memory", "20"]
 
@@ -104,6 +106,12 @@ def test_table_reads_the_records_back(images, capsys, tmp_path):
     mean = np.mean([record["acc"] for record in records])
     std = np.std([record["acc"] for record in records], ddof=1)
     assert f"| rotated-mnist | routing-network | finetune | 2 | {mean:.3f} ± {std:.3f} |" in row
+
+
+def test_the_paper_stands_beside_its_own_configuration_alone():
+    numbers = {"acc": 0.9, "bwt": -0.1, "learning_accuracy": 1.0}
+    usual, other = ({"config": Config(lr=lr).record(), **numbers} for lr in (0.1, 0.2))
+    assert [row.cells[-3:] for row in rows([usual, other])] == [("0.929", "-0.034", ""), ("", "", "lr 0.2")]
 
 
 def test_list_names_everything(capsys):

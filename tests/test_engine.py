@@ -13,6 +13,7 @@ from cotrain.data.stream import Spec, Stream
 from cotrain.engine import TEST_BATCH, learn, steps_of
 from cotrain.errors import Diverged, Invalid
 from cotrain.methods.descent import Learner
+from cotrain.methods.finetune import finetune
 from cotrain.methods.method import Info, State
 from cotrain.networks.experts import dense
 from cotrain.networks.routing import Network, routing_network, shared_bottom
@@ -260,3 +261,11 @@ def test_streams_at_once_are_joint_or_not():
     stream = numbered((4, 4))
     with pytest.raises(Invalid):
         run(learn(tally(stream), [stream, stream.shuffled()], [0, 1], batch=4))
+
+
+def test_a_step_that_breaks_the_parameters_is_noticed_even_if_it_is_the_last():
+    x, y = np.full((10, 4), 1e3, np.float32), np.arange(10) % 2
+    stream = Stream.from_arrays([(x, y, x, y)])
+    method = finetune(shared_bottom(stream.spec, (16,)), lr=3e38)
+    with pytest.raises(Diverged, match="task 1, step 1"):
+        run(learn(method, [stream], [0], batch=10))

@@ -345,3 +345,34 @@ def test_what_cannot_be_a_network(make, message):
     with pytest.raises(Invalid) as error:
         make()
     assert str(error.value).startswith(message)
+
+
+class Shuffled(eqx.Module):
+    """A dense layer on inputs in an order of its own, which does not learn."""
+
+    layer: eqx.Module
+    order: jax.Array
+
+    def __call__(self, x):
+        return self.layer(x.ravel()[self.order])
+
+
+def test_an_expert_may_hold_arrays_that_do_not_learn():
+    def expert(shape, key):
+        size = math.prod(shape)
+        return Shuffled(dense(4)((size,), key), jnp.arange(size)[::-1])
+
+    network = routing_network(SPEC, expert, layers=1, experts=3, k=2)
+    plain = routing_network(SPEC, dense(4), layers=1, experts=3, k=2)
+    assert parameter_count(network) == parameter_count(plain)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, *SPEC.shape)), jnp.float32)
+    turned = x.reshape(5, -1)[:, ::-1].reshape(x.shape)
+    task = jnp.array(0)
+    found = network.predict(network.init(KEY), task, x)
+    np.testing.assert_allclose(found, plain.predict(plain.init(KEY), task, turned), rtol=1e-5)
+
+
+def test_sizes_and_rates_may_be_numpy_numbers():
+    network = routing_network(SPEC, dense(np.int64(4)), experts=np.int64(3), k=np.int32(2))
+    method = cotraining(network, reservoir(np.int64(10)), lr=np.float32(0.5))
+    assert float(method.replay.rates.experts) == 0.5

@@ -160,7 +160,10 @@ def _advance(
             state, info = method.update(state, batch, noise)
             return state, losses.at[i].set(info.loss)
 
-        return jax.lax.fori_loop(0, count, minibatch, (state, jnp.zeros(len(batches.y))))
+        state, losses = jax.lax.fori_loop(0, count, minibatch, (state, jnp.zeros(len(batches.y))))
+        # A loss is taken before its step: what the last step broke shows only in the parameters.
+        whole = jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(state.learner.parameters)]).all()
+        return state, losses.at[count - 1].set(jnp.where(whole, losses[count - 1], jnp.nan))
 
     return _over_seeds(run, len(keys))(state, keys, batches)
 

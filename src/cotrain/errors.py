@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 
@@ -25,9 +26,9 @@ def check_name(field: str, name: str, known: Iterable[str]) -> str:
 
 def check_positive(field: str, value: int) -> int:
     """Returns `value` if it is a whole number of at least one."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise Invalid(field, value, "choose a whole number of at least 1")
-    return value
+    return int(value)
 
 
 class Diverged(ArithmeticError):

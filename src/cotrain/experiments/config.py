@@ -1,7 +1,7 @@
 """What a run is, in words and numbers: the configuration, which is also the command line and its help."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 from cotrain.errors import Invalid, check_name, check_positive
 
@@ -130,6 +130,10 @@ class Config:
             raise Invalid("stream_seed", self.stream_seed, "choose a whole number of at least 0")
         if self.method == "private" and self.network == "shared-bottom":
             raise Invalid("network", self.network, "private experts need a routing-network")
+
+    def record(self) -> dict[str, Any]:
+        """The configuration as it is written to and read from JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @property
     def task_count(self) -> int:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Result:
         numbers = {name: _json(getattr(self, name)) for name in METRICS}
         return {
             "version": version("cotrain"),
-            "config": None if config is None else asdict(config),
+            "config": None if config is None else config.record(),
             "seed": self.seed,
             **numbers,
             "accuracy": _json(_square(self.accuracy)),

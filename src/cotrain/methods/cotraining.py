@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from cotrain.data.batch import Batch
+from cotrain.errors import Invalid
 from cotrain.memory import Reservoir
 from cotrain.methods.descent import Learner, Optimizer, Rates, descend, rate
 from cotrain.methods.method import Info, State
@@ -37,6 +38,8 @@ class Cotraining(eqx.Module):
         return self.replay.draw(key, batch)
 
     def update(self, state: State, batch: Batch, noise: Noise) -> tuple[State, Info]:
+        if batch.task.ndim:
+            raise Invalid("stream", "joint", "co-training learns one task after another")
         state, old, info = self.replay.step(state, batch, noise)
 
         now = self.network.used(state.learner.parameters, batch.task)

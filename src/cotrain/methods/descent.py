@@ -1,6 +1,7 @@
 """One step of gradient descent on a part of a network: SGD(x, y, α, θ ⊙ R̂, R) in the paper's Algorithm 1."""
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -72,6 +73,6 @@ def cross_entropy(logits: Float[Array, "B classes"], batch: Batch) -> Float[Arra
 
 def rate(field: str, value: float) -> Float[Array, ""]:
     """A learning rate as an array, so that a change of it needs no new compilation."""
-    if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < float("inf"):
         raise Invalid(field, value, "choose a number of at least 0")
     return jnp.asarray(value, float)

@@ -434,8 +434,8 @@ def _network(
         raise Invalid("noise", noise, "choose a number above 0")
     layers, shape = [], spec.shape
     for make, count, k in zip(makes, experts, ks, strict=True):
-        check_positive("experts", count)
-        if check_positive("k", k) > count:
+        count, k = check_positive("experts", count), check_positive("k", k)
+        if k > count:
             raise Invalid("k", k, f"choose 1 to {count}, the number of experts")
         layer, shape = _layer(make, shape, count, k)
         if count > 1 and aggregation == "concatenate":
@@ -458,9 +458,16 @@ def _network(
 
 def _layer(make: Expert, shape: tuple[int, ...], experts: int, k: int) -> tuple[Layer, tuple[int, ...]]:
     """A layer and the shape of an expert's output."""
-    module = make(shape, jax.random.key(0))
-    output = eqx.filter_eval_shape(module, jnp.zeros(shape))
-    return Layer(make, shape, experts, k, eqx.filter(module, eqx.is_inexact_array, inverse=True)), output.shape
+    module = eqx.filter_eval_shape(make, shape, jax.random.key(0))
+    output = eqx.filter_eval_shape(lambda module, x: module(x), module, jnp.zeros(shape))
+    fixed = jax.tree.map(lambda leaf: None if _learns(leaf) else leaf, module)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(fixed)):  # arrays that do not learn
+        fixed = eqx.filter(make(shape, jax.random.key(0)), eqx.is_inexact_array, inverse=True)
+    return Layer(make, shape, experts, k, fixed), output.shape
+
+
+def _learns(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _per_layer(field: str, value: Any, layers: int) -> list[Any]:

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +120,7 @@ def _row(group: list[dict[str, Any]]) -> Row:
     def summary(name: str) -> Summary:
         return summarise(np.array([np.nan if record[name] is None else record[name] for record in group]))
 
-    usual = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(Config()).items()}
+    usual = Config().record()
     changed = {name: value for name, value in config.items() if name not in NAMED and value != usual.get(name)}
     return Row(
         config.get("arrays") or config["benchmark"],

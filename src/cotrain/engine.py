@@ -153,11 +153,14 @@ def _advance(
     """The next `count` minibatches of a chunk, the first of which is the phase's minibatch `first`."""
 
     def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, Float[Array, " C"]]:
+        # Drawn at once: the same numbers as one step at a time, several times as fast.
+        draws = jax.vmap(lambda i, batch: method.draw(jax.random.fold_in(key, first + i), batch))
+        noise = draws(jnp.arange(len(batches.y)), batches)
+
         def minibatch(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
             state, losses = carry
-            batch = jax.tree.map(lambda a: a[i], batches)
-            noise = method.draw(jax.random.fold_in(key, first + i), batch)
-            state, info = method.update(state, batch, noise)
+            batch, drawn = jax.tree.map(lambda a: a[i], (batches, noise))
+            state, info = method.update(state, batch, drawn)
             return state, losses.at[i].set(info.loss)
 
         state, losses = jax.lax.fori_loop(0, count, minibatch, (state, jnp.zeros(len(batches.y))))

@@ -52,12 +52,13 @@ class Cotraining(eqx.Module):
             path = self.network.unused(learner.parameters, used, batch.task, both, size)  # θ ⊙ (1 − E)
             return descend(self.network, self.replay.optimizer, learner, both, path, self.cotraining_rates)[0]
 
-        learner = state.learner
-        sizes = self.network.buckets
-        if sizes:  # the smallest compiled size that holds all unused experts; nothing where none is left
-            unused = jnp.stack([(~e.any(axis=0)).sum() for e in used]).max()
-            branches = [lambda learner: learner] + [jax.tree_util.Partial(cotrain, size) for size in sizes]
-            learner = jax.lax.switch(jnp.searchsorted(jnp.array((0, *sizes)), unused), branches, learner)
+        # The smallest compiled size that holds all unused experts; none where nothing is unused. Loops that run once
+        # or not at all, since branches would copy the parameters.
+        learner, sizes = state.learner, self.network.buckets
+        unused = jnp.stack([(~e.any(axis=0)).sum() for e in used]).max()
+        for smaller, size in zip((0, *sizes), sizes, strict=False):
+            times = ((smaller < unused) & (unused <= size)).astype(int)
+            learner = jax.lax.fori_loop(0, times, lambda _, learner, size=size: cotrain(size, learner), learner)
         return state._replace(learner=learner, used=used), info
 
     def consolidate(self, state: State, task: Int[Array, ""]) -> State:

@@ -169,12 +169,14 @@ class Network(eqx.Module):
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """The numbers of unused experts that a co-training step is compiled for, in rising order."""
-        most = max(layer.experts - layer.k for layer in self.layers)
-        sizes: list[int] = []
-        while most and (not sizes or sizes[-1] < most):
-            sizes.append(min(2 * sizes[-1], most) if sizes else max(layer.k for layer in self.layers))
-        return tuple(sizes)
+        """The numbers of unused experts that a co-training step is compiled for: a quarter, half and all of a layer's.
+
+        All take part in the last one, used or not: to gather most experts costs more than to run the few others.
+        """
+        routed = [layer for layer in self.layers if layer.k < layer.experts]
+        most = max((layer.experts for layer in routed), default=0)
+        least = max((layer.k for layer in routed), default=0)
+        return tuple(sorted({max(least, -(-most // share)) for share in (4, 2, 1)})) if routed else ()
 
     def unused(
         self, parameters: Parameters, used: Sequence[Bool[Array, "T E"]], task: Int[Array, ""], batch: Batch, size: int
@@ -188,18 +190,18 @@ class Network(eqx.Module):
                 gates = None if router is None else self._gates(narrow(router, task[None]), best)
                 routes.append(Route(active=jnp.zeros(layer.experts, bool), gates=gates))
                 continue
-            room = max(layer.k, min(size, layer.experts - layer.k))
             free = ~taken.any(axis=0)
             count = free.sum()
-            active = jnp.arange(room) < count
-            members = jnp.nonzero(free, size=room, fill_value=layer.experts)[0]
             # Deviation: θ ⊙ (1 − E) is nothing in a layer with no unused expert; there the batch takes the current
             # task's best route, which learns nothing.
-            pad = (0, room - layer.k)
-            stand_in = jnp.pad(best.members, pad, constant_values=layer.experts)
-            gates = jnp.pad(self._gates(narrow(router, task[None]), best)[0], pad)
-            gates = jnp.where(count > 0, active / jnp.maximum(count, 1), gates)[None]
-            routes.append(Route(jnp.where(count > 0, members, stand_in), active, gates > 0, None, gates))
+            gates = jnp.zeros(layer.experts).at[best.members].set(self._gates(narrow(router, task[None]), best)[0])
+            gates = jnp.where(count > 0, free / jnp.maximum(count, 1), gates)[None]
+            members, active = None, free
+            if size < layer.experts:
+                members = jnp.nonzero(gates[0] > 0, size=size, fill_value=layer.experts)[0]
+                active = (members < layer.experts) & (count > 0)
+                gates = gates.at[:, members].get(mode="fill", fill_value=0)
+            routes.append(Route(members, active, gates > 0, None, gates))
         tasks, first, row = _rows(batch.tasks, batch.weight)
         return Path(tasks, first, row, tuple(routes))
 

@@ -380,7 +380,7 @@ def test_the_size_of_chunks_does_not_matter(method, chunk):
 @pytest.mark.parametrize("evaluate_all", [False, True])
 def test_a_run_goes_on_from_any_snapshot(evaluate_all):
     options = OPTIONS | {"evaluate_all": evaluate_all}
-    snapshots = list(learn(make(COTRAINING), [STREAM], [0], **options))
+    snapshots = [snapshot.kept() for snapshot in learn(make(COTRAINING), [STREAM], [0], **options)]
     assert {snapshot.event for snapshot in snapshots} == {"compiled", "trained", "evaluated"}
     assert len(snapshots) == 1 + evaluate_all + SPEC.tasks * (3 + 1)
     different = []

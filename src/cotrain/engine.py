@@ -8,7 +8,7 @@ Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the task
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -23,11 +23,15 @@ from cotrain.methods.method import Method, State
 from cotrain.networks.routing import Network, Parameters
 
 TEST_BATCH = 2000
+DRAWN, MANY = 20, 2**16  # minibatches whose random numbers are drawn at once, unless there are too many for the cache
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a run is: all that it takes to go on from here, and all that was measured so far."""
+    """Where a run is: all that it takes to go on from here, and all that was measured so far.
+
+    As the run goes on, it takes over the memory of `state`: keep a snapshot for later with `kept`.
+    """
 
     state: State  # with a leading axis S
     phase: int  # phases that are finished
@@ -37,6 +41,10 @@ class Snapshot:
     logits: tuple[Float[np.ndarray, "S P T E"], ...]  # the router after each phase, for each layer that has one
     gates: tuple[Float[np.ndarray, "S P T E"], ...]  # the weights that predictions use
     event: str = "start"  # what was done last: "compiled", "trained" or "evaluated"
+
+    def kept(self) -> "Snapshot":
+        """The same with a copy of the state, which stays valid when the run goes on."""
+        return replace(self, state=jax.tree.map(jnp.copy, self.state))
 
 
 def learn(
@@ -62,11 +70,14 @@ def learn(
         if stream.spec != method.network.spec:
             raise Invalid("stream", stream.spec, f"the network was made for {method.network.spec}")
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    now = _begin(method, streams, keys) if start is None else start
+    now = _begin(method, streams, keys) if start is None else start.kept()
     phases = streams[0].phases
+    chunk = min(chunk, max(steps_of(streams[0], batch, epochs)))
+    room = -(-chunk // DRAWN) * DRAWN  # minibatches laid out at a time
 
     warm = _feeds(streams, seeds, 0, batch, epochs)
-    _advance(method, now.state, keys, jnp.array(0), jnp.array(0), _chunk(warm, 0, chunk))
+    nothing = _Chunk(method, keys, jnp.array(0), jnp.array(0), _lay_out(warm, 0, room))
+    now = replace(now, state=_advance(nothing, now.state)[0])
     _evaluate(method.network, now.state.learner.parameters, streams, 0, limit=1)
     yield (now := replace(now, event="compiled"))
 
@@ -79,11 +90,16 @@ def learn(
         phase_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, phase + 1)
         while now.step < feeds[0].steps:
             count = min(chunk, feeds[0].steps - now.step)
-            batches = _chunk(feeds, now.step, chunk)
-            state, losses = _advance(method, now.state, phase_keys, jnp.array(now.step), jnp.array(count), batches)
+            batches = _lay_out(feeds, now.step, room)
+            work = _Chunk(method, phase_keys, jnp.array(now.step), jnp.array(count), batches)
+            state, losses = _advance(work, now.state)
             _check_finite(np.asarray(losses)[:, :count], seeds, phases[phase][0], now.step)
             yield (now := replace(now, state=state, step=now.step + count, event="trained"))
 
+        # A loss is taken before its step: what a phase's last step broke shows only in the parameters.
+        _check_finite(
+            np.asarray(_magnitude(now.state.learner.parameters))[:, None], seeds, phases[phase][0], now.step - 1
+        )
         state = _consolidate(method, now.state, jnp.array(phases[phase][-1]))
         seen = range(len(streams[0])) if evaluate_all else [task for tasks in phases[: phase + 1] for task in tasks]
         now = replace(now, state=state, phase=phase + 1, step=0, event="evaluated")
@@ -146,29 +162,59 @@ def _consolidate(method: Method, state: State, task: Int[Array, ""]) -> State:
     return _over_seeds(lambda state: method.consolidate(state, task), seeds)(state)
 
 
-@eqx.filter_jit
-def _advance(
-    method: Method, state: State, keys: PRNGKeyArray, first: Int[Array, ""], count: Int[Array, ""], batches: Batch
-) -> tuple[State, Float[Array, "S C"]]:
-    """The next `count` minibatches of a chunk, the first of which is the phase's minibatch `first`."""
+class _Chunk(NamedTuple):
+    """The next minibatches of a phase, and all else that a program needs to learn from them."""
+
+    method: Method
+    keys: PRNGKeyArray
+    first: Int[Array, ""]  # the place in the phase of the first minibatch
+    count: Int[Array, ""]  # minibatches to learn from; the others are padding
+    batches: Batch
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"]]:
+    """The state after a chunk, in the memory of the state before it, and the losses."""
+    method, keys, first, count, batches = chunk
 
     def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, Float[Array, " C"]]:
-        # Drawn at once: the same numbers as one step at a time, several times as fast.
         draws = jax.vmap(lambda i, batch: method.draw(jax.random.fold_in(key, first + i), batch))
-        noise = draws(jnp.arange(len(batches.y)), batches)
 
-        def minibatch(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
-            state, losses = carry
-            batch, drawn = jax.tree.map(lambda a: a[i], (batches, noise))
-            state, info = method.update(state, batch, drawn)
-            return state, losses.at[i].set(info.loss)
+        drawn = _drawn(method, batches)
 
-        state, losses = jax.lax.fori_loop(0, count, minibatch, (state, jnp.zeros(len(batches.y))))
-        # A loss is taken before its step: what the last step broke shows only in the parameters.
-        whole = jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(state.learner.parameters)]).all()
-        return state, losses.at[count - 1].set(jnp.where(whole, losses[count - 1], jnp.nan))
+        def block(number: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
+            start = number * drawn
+            some = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, drawn), batches)
+            noise = draws(start + jnp.arange(drawn), some)
+
+            def minibatch(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
+                state, losses = carry
+                batch = jax.tree.map(lambda a: a[start + i], batches)
+                state, info = method.update(state, batch, jax.tree.map(lambda a: a[i], noise))
+                return state, losses.at[start + i].set(info.loss)
+
+            return jax.lax.fori_loop(0, jnp.minimum(drawn, count - start), minibatch, carry)
+
+        return jax.lax.fori_loop(0, -(-count // drawn), block, (state, jnp.zeros(len(batches.y))))
 
     return _over_seeds(run, len(keys))(state, keys, batches)
+
+
+def _drawn(method: Method, batches: Batch) -> int:
+    """The minibatches whose random numbers are drawn at once: the same numbers, faster than one at a time."""
+    batch = jax.tree.map(lambda a: a[0], batches)
+    each = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(method.draw, jax.random.key(0), batch)))
+    return next(n for n in (20, 10, 4, 2, 1) if n * each <= MANY or n == 1)
+
+
+@eqx.filter_jit
+def _magnitude(parameters: Parameters) -> Float[Array, " S"]:
+    """The largest of each seed's parameters; not finite where one of them is not."""
+
+    def largest(parameters: Parameters) -> Array:
+        return jnp.stack([jnp.abs(leaf).max() for leaf in jax.tree.leaves(parameters)]).max()
+
+    return _over_seeds(largest, len(jax.tree.leaves(parameters)[0]))(parameters)
 
 
 @eqx.filter_jit
@@ -188,17 +234,18 @@ def _evaluate(
     tests = [stream[task].test for stream in streams]
     sizes = np.array([len(test) for test in tests]) if limit is None else np.full(len(tests), limit)
     correct = np.zeros(len(tests), int)
-    for start in range(0, max(sizes), TEST_BATCH):
-        parts = [_padded(test, start, size) for test, size in zip(tests, sizes, strict=True)]
+    room = min(TEST_BATCH, 1 << (max(map(len, tests)) - 1).bit_length())  # few different sizes: each is compiled
+    for start in range(0, max(sizes), room):
+        parts = [_padded(test, np.arange(start, start + room), size) for test, size in zip(tests, sizes, strict=True)]
         x, y = (jnp.asarray(np.stack(arrays)) for arrays in zip(*parts, strict=True))
         correct += np.asarray(_correct(network, parameters, jnp.array(task), x, y))
     return correct / sizes
 
 
-def _padded(examples: Examples, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """A test batch of the examples from start on; past `stop`, of ones that no prediction gets right."""
-    x, y = examples.take(np.minimum(np.arange(start, start + TEST_BATCH), len(examples) - 1))
-    return x, np.where(np.arange(start, start + TEST_BATCH) < stop, y, -1)
+def _padded(examples: Examples, places: np.ndarray, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """The test examples at `places`; from `stop` on, ones that no prediction gets right."""
+    x, y = examples.take(np.minimum(places, len(examples) - 1))
+    return x, np.where(places < stop, y, -1)
 
 
 @eqx.filter_jit
@@ -246,11 +293,14 @@ class _Feed:
         index = np.stack([self.order(int(step) // self.per_epoch)[step % self.per_epoch] for step in wanted])
         flat = np.maximum(index, 0).ravel()
         part = np.searchsorted(self.starts, flat, side="right") - 1
-        pieces = {i: self.parts[i].take(flat[part == i] - self.starts[i]) for i in np.unique(part)}
-        dtype = np.result_type(*(inputs for inputs, _ in pieces.values()))
-        x, y = np.empty((len(flat), *self.parts[0].x.shape[1:]), dtype), np.empty(len(flat), np.int32)
-        for i, piece in pieces.items():
-            x[part == i], y[part == i] = piece
+        if len(self.parts) == 1:
+            x, y = self.parts[0].take(flat)
+        else:
+            pieces = {i: self.parts[i].take(flat[part == i] - self.starts[i]) for i in np.unique(part)}
+            dtype = np.result_type(*(inputs for inputs, _ in pieces.values()))
+            x, y = np.empty((len(flat), *self.parts[0].x.shape[1:]), dtype), np.empty(len(flat), np.int32)
+            for i, piece in pieces.items():
+                x[part == i], y[part == i] = piece
         task = np.asarray(self.tasks, np.int32)[part].reshape(index.shape)
         parts: Any = (  # NumPy arrays here, JAX arrays in the compiled loop
             x.reshape(*index.shape, *x.shape[1:]),
@@ -271,6 +321,6 @@ def _feeds(streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: i
     return feeds
 
 
-def _chunk(feeds: Sequence[_Feed], start: int, count: int) -> Batch:
+def _lay_out(feeds: Sequence[_Feed], start: int, count: int) -> Batch:
     batches = [feed.minibatches(start, count) for feed in feeds]
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *batches)
+    return jax.tree.map(lambda *arrays: arrays[0][None] if len(arrays) == 1 else np.stack(arrays), *batches)

@@ -16,6 +16,8 @@ from cotrain.errors import Invalid, check_positive
 
 Transform = Callable[[np.ndarray], np.ndarray]
 
+BLOCK = 128  # examples transformed at a time: few enough to stay in the cache
+
 
 class Spec(NamedTuple):
     """What a network must know of a stream."""
@@ -48,12 +50,15 @@ class Examples:
 
     def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The inputs, as floats, and labels at `indices`."""
-        x = self.x[indices]
-        if x.dtype == np.uint8:
-            x = x.astype(np.float32) / np.float32(255)
-        elif not np.issubdtype(x.dtype, np.floating):
-            x = x.astype(np.float32)
-        return (x if self.transform is None else self.transform(x)), self.y[indices].astype(np.int32)
+        x = np.empty(0)
+        for start in range(0, len(indices), BLOCK):
+            part = self.x[indices[start : start + BLOCK]]
+            if not np.issubdtype(part.dtype, np.floating):
+                part = part.astype(np.float32) / np.float32(255 if part.dtype == np.uint8 else 1)
+            part = part if self.transform is None else self.transform(part)
+            x = x if start else np.empty((len(indices), *part.shape[1:]), part.dtype)
+            x[start : start + BLOCK] = part
+        return x, self.y[indices].astype(np.int32)
 
     def subset(self, indices: np.ndarray) -> "Examples":
         """Only the examples at `indices`."""
@@ -149,7 +154,7 @@ def permuted(
         if task == 0 and not permute_first:
             return None
         order = np.random.default_rng([seed, task]).permutation(dataset.train_x[0].size)
-        return lambda x: x.reshape(len(x), -1)[:, order].reshape(x.shape)
+        return lambda x: np.take(x.reshape(len(x), -1), order, axis=1).reshape(x.shape)
 
     return _transformed(dataset, tasks, transform, examples, test_examples, seed)
 
@@ -169,7 +174,7 @@ def rotated(
         if task == 0:
             return None
         turn = rotation(dataset.train_x.shape[1:], task * step)
-        return lambda x: np.ascontiguousarray((turn @ x.reshape(len(x), -1).T).T).reshape(x.shape)
+        return lambda x: (turn @ x.reshape(len(x), -1).T).T.reshape(x.shape)
 
     return _transformed(dataset, tasks, transform, examples, test_examples, seed)
 

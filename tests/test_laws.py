@@ -337,7 +337,8 @@ def test_replay_that_learns_nothing_from_memory_is_finetuning():
 
 
 def test_private_experts_never_forget():
-    after = [s for s in learn(make(("private", "routing_network")), [STREAM], [0], **OPTIONS) if s.event == "evaluated"]
+    snapshots = learn(make(("private", "routing_network")), [STREAM], [0], **OPTIONS)
+    after = [snapshot.kept() for snapshot in snapshots if snapshot.event == "evaluated"]
     accuracy = after[-1].accuracy[0]
     for task, snapshot in enumerate(after):
         assert len(set(accuracy[task:, task])) == 1

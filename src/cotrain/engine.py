@@ -168,18 +168,17 @@ class _Chunk(NamedTuple):
     method: Method
     keys: PRNGKeyArray
     first: Int[Array, ""]  # the place in the phase of the first minibatch
-    count: Int[Array, ""]  # minibatches to learn from; the others are padding
+    steps: Int[Array, ""]  # minibatches to learn from; the others are padding
     batches: Batch
 
 
 @eqx.filter_jit(donate="all-except-first")
 def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"]]:
     """The state after a chunk, in the memory of the state before it, and the losses."""
-    method, keys, first, count, batches = chunk
+    method, keys, first, steps, batches = chunk
 
     def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, Float[Array, " C"]]:
         draws = jax.vmap(lambda i, batch: method.draw(jax.random.fold_in(key, first + i), batch))
-
         drawn = _drawn(method, batches)
 
         def block(number: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
@@ -193,9 +192,9 @@ def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"]]:
                 state, info = method.update(state, batch, jax.tree.map(lambda a: a[i], noise))
                 return state, losses.at[start + i].set(info.loss)
 
-            return jax.lax.fori_loop(0, jnp.minimum(drawn, count - start), minibatch, carry)
+            return jax.lax.fori_loop(0, jnp.minimum(drawn, steps - start), minibatch, carry)
 
-        return jax.lax.fori_loop(0, -(-count // drawn), block, (state, jnp.zeros(len(batches.y))))
+        return jax.lax.fori_loop(0, -(-steps // drawn), block, (state, jnp.zeros(len(batches.y))))
 
     return _over_seeds(run, len(keys))(state, keys, batches)
 

@@ -76,7 +76,7 @@ def learn(
     room = -(-chunk // DRAWN) * DRAWN  # minibatches laid out at a time
 
     warm = _feeds(streams, seeds, 0, batch, epochs)
-    nothing = _Chunk(method, keys, jnp.array(0), jnp.array(0), _lay_out(warm, 0, room))
+    nothing = _Chunk(method, keys, jnp.array(0), jnp.array(0), jnp.array(0), _lay_out(warm, 0, room))
     now = replace(now, state=_advance(nothing, now.state)[0])
     _evaluate(method.network, now.state.learner.parameters, streams, 0, limit=1)
     yield (now := replace(now, event="compiled"))
@@ -87,11 +87,10 @@ def learn(
 
     for phase in range(now.phase, len(phases)):
         feeds = _feeds(streams, seeds, phase, batch, epochs)
-        phase_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, phase + 1)
         while now.step < feeds[0].steps:
             count = min(chunk, feeds[0].steps - now.step)
             batches = _lay_out(feeds, now.step, room)
-            work = _Chunk(method, phase_keys, jnp.array(now.step), jnp.array(count), batches)
+            work = _Chunk(method, keys, jnp.array(phase), jnp.array(now.step), jnp.array(count), batches)
             state, losses = _advance(work, now.state)
             _check_finite(np.asarray(losses)[:, :count], seeds, phases[phase][0], now.step)
             yield (now := replace(now, state=state, step=now.step + count, event="trained"))
@@ -100,7 +99,7 @@ def learn(
         _check_finite(
             np.asarray(_magnitude(now.state.learner.parameters))[:, None], seeds, phases[phase][0], now.step - 1
         )
-        state = _consolidate(method, now.state, jnp.array(phases[phase][-1]))
+        state = _consolidate((method, jnp.array(phases[phase][-1])), now.state)
         seen = range(len(streams[0])) if evaluate_all else [task for tasks in phases[: phase + 1] for task in tasks]
         now = replace(now, state=state, phase=phase + 1, step=0, event="evaluated")
         yield (now := _measure(method.network, now, streams, seen))
@@ -156,8 +155,9 @@ def _init(method: Method, keys: PRNGKeyArray) -> State:
     return _over_seeds(method.init, len(keys))(keys)
 
 
-@eqx.filter_jit
-def _consolidate(method: Method, state: State, task: Int[Array, ""]) -> State:
+@eqx.filter_jit(donate="all-except-first")
+def _consolidate(fixed: tuple[Method, Int[Array, ""]], state: State) -> State:
+    method, task = fixed
     seeds = len(jax.tree.leaves(state)[0])
     return _over_seeds(lambda state: method.consolidate(state, task), seeds)(state)
 
@@ -167,6 +167,7 @@ class _Chunk(NamedTuple):
 
     method: Method
     keys: PRNGKeyArray
+    phase: Int[Array, ""]
     first: Int[Array, ""]  # the place in the phase of the first minibatch
     steps: Int[Array, ""]  # minibatches to learn from; the others are padding
     batches: Batch
@@ -175,9 +176,10 @@ class _Chunk(NamedTuple):
 @eqx.filter_jit(donate="all-except-first")
 def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"]]:
     """The state after a chunk, in the memory of the state before it, and the losses."""
-    method, keys, first, steps, batches = chunk
+    method, keys, phase, first, steps, batches = chunk
 
     def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, Float[Array, " C"]]:
+        key = jax.random.fold_in(key, phase + 1)
         draws = jax.vmap(lambda i, batch: method.draw(jax.random.fold_in(key, first + i), batch))
         drawn = _drawn(method, batches)
 

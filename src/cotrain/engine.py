@@ -23,6 +23,7 @@ from cotrain.methods.method import Method, State
 from cotrain.networks.routing import Network, Parameters
 
 TEST_BATCH = 2000
+SEEDS = jax.sharding.PartitionSpec("S")
 DRAWN, MANY = 20, 2**16  # minibatches whose random numbers are drawn at once, unless there are too many for the cache
 
 
@@ -69,8 +70,9 @@ def learn(
     for stream in streams:
         if stream.spec != method.network.spec:
             raise Invalid("stream", stream.spec, f"the network was made for {method.network.spec}")
-    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+    keys = _placed(jnp.stack([jax.random.key(seed) for seed in seeds]), len(seeds))
     now = _begin(method, streams, keys) if start is None else start.kept()
+    now = replace(now, state=_placed(now.state, len(seeds)))
     phases = streams[0].phases
     chunk = min(chunk, max(steps_of(streams[0], batch, epochs)))
     room = -(-chunk // DRAWN) * DRAWN  # minibatches laid out at a time
@@ -139,15 +141,33 @@ def _measure(network: Network, now: Snapshot, streams: Sequence[Stream], tasks: 
 
 
 def _over_seeds(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:
-    """Maps a function over the leading axis of its arguments; not for one seed, so that branches stay branches."""
-    if seeds > 1:
-        return jax.vmap(function)
+    """Maps a function over the leading axis of its arguments, on all devices.
+
+    Not where a device has one seed, so that branches stay branches there.
+    """
 
     def alone(*arguments: Any) -> Any:
         result = function(*jax.tree.map(lambda a: a[0], arguments))
         return jax.tree.map(lambda a: a[None], result)
 
-    return alone
+    mesh = _mesh(seeds)
+    mapped = alone if seeds == mesh.size else jax.vmap(function)
+    if mesh.size == 1:
+        return mapped
+    return jax.shard_map(mapped, mesh=mesh, in_specs=SEEDS, out_specs=SEEDS, check_vma=False)
+
+
+def _mesh(seeds: int) -> jax.sharding.Mesh:
+    """The devices that share the seeds evenly: as many as that is possible with."""
+    devices = jax.local_devices()
+    count = max(n for n in range(1, min(seeds, len(devices)) + 1) if seeds % n == 0)
+    return jax.sharding.Mesh(np.array(devices[:count]), ("S",))
+
+
+def _placed(tree: Any, seeds: int) -> Any:
+    """The same arrays, each seed's part on its device."""
+    mesh = _mesh(seeds)
+    return tree if mesh.size == 1 else jax.device_put(tree, jax.sharding.NamedSharding(mesh, SEEDS))
 
 
 @eqx.filter_jit
@@ -238,7 +258,7 @@ def _evaluate(
     room = min(TEST_BATCH, 1 << (max(map(len, tests)) - 1).bit_length())  # few different sizes: each is compiled
     for start in range(0, max(sizes), room):
         parts = [_padded(test, np.arange(start, start + room), size) for test, size in zip(tests, sizes, strict=True)]
-        x, y = (jnp.asarray(np.stack(arrays)) for arrays in zip(*parts, strict=True))
+        x, y = _placed([np.stack(arrays) for arrays in zip(*parts, strict=True)], len(parts))
         correct += np.asarray(_correct(network, parameters, jnp.array(task), x, y))
     return correct / sizes
 
@@ -324,4 +344,5 @@ def _feeds(streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: i
 
 def _lay_out(feeds: Sequence[_Feed], start: int, count: int) -> Batch:
     batches = [feed.minibatches(start, count) for feed in feeds]
-    return jax.tree.map(lambda *arrays: arrays[0][None] if len(arrays) == 1 else np.stack(arrays), *batches)
+    stacked = jax.tree.map(lambda *arrays: arrays[0][None] if len(arrays) == 1 else np.stack(arrays), *batches)
+    return _placed(stacked, len(feeds))

@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling is most of what the tests wait for
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "0")  # the user's cache is left alone
 
 import equinox as eqx
 import hypothesis

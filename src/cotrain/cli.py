@@ -30,6 +30,10 @@ class Run(Config):
     """directory with the data set's files, if you have them"""
     chunk: int = 500
     """minibatches between two looks at the clock; changes no number"""
+    workers: int | None = None
+    """worker processes; by default one per core, at most one per seed; 1 runs in this process"""
+    at_once: bool | None = None
+    """run all seeds in one program; by default on accelerators, not on CPUs"""
 
     def config(self) -> Config:
         """The configuration alone."""
@@ -46,7 +50,8 @@ class Run(Config):
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise Invalid("out", str(self.out), "name a directory")
         seeds = range(self.first_seed, self.first_seed + self.seeds)
-        results = run_config(self.config(), seeds, self.out, self.data_dir, _say, chunk=self.chunk)
+        options = {"chunk": self.chunk, "workers": self.workers, "at_once": self.at_once}
+        results = run_config(self.config(), seeds, self.out, self.data_dir, _say, **options)
         _print_table(rows([result.record(self.config()) for result in results]))
         if self.out is not None:
             _say(f"records: {self.out}")
@@ -64,21 +69,24 @@ class Reproduce:
     """directory for the records"""
     data_dir: Path | None = None
     """directory with the data set's files, if you have them"""
+    workers: int | None = None
+    """worker processes; by default one per core, at most one per run; 1 runs in this process"""
 
     def __call__(self) -> None:
-        from cotrain.experiments.run import run_config
+        from cotrain.experiments.run import run_configs
         from cotrain.report.table import PAPER, rows
 
         check_positive("seeds", self.seeds)
-        records, configs = [], []
-        for network, method in (("shared-bottom", "replay"), ("routing-network", "cotraining")):
-            config = Config(network=network, method=method, examples=self.examples)
-            _say(f"{config.benchmark}: {method} on a {network}, {self.seeds} seeds of {self.examples} examples a task")
-            results = run_config(config, self.seeds, self.out / f"{network}-{method}", self.data_dir, _say)
-            records += [result.record(config) for result in results]
-            configs.append(config.record())
+        names = (("routing-network", "cotraining"), ("shared-bottom", "replay"))  # what takes longest comes first
+        configs = [Config(network=network, method=method, examples=self.examples) for network, method in names]
+        sizes = f"{self.seeds} seeds of {self.examples} examples a task"
+        for config in configs:
+            _say(f"{config.benchmark}: {config.method} on a {config.network}, {sizes}")
+        outs = [self.out / f"{config.network}-{config.method}" for config in configs]
+        results = run_configs(configs, self.seeds, outs, self.data_dir, _say, workers=self.workers)
+        records = [result.record(config) for config, some in zip(configs, results, strict=True) for result in some]
         _print_table(rows(records))
-        baseline, ours = (PAPER[config["benchmark"], config["network"], config["method"]][0] for config in configs)
+        ours, baseline = (PAPER[config.benchmark, config.network, config.method][0] for config in configs)
         print(
             f"With {self.examples} of the 60000 examples a task these are not the paper's numbers ({baseline:.3f} and"
             f" {ours:.3f}, at full size). Few examples suit the shared bottom: see how well each task was just learned."

@@ -13,6 +13,9 @@ class Invalid(ValueError):
         super().__init__(f"{field}: {value!r} is not valid; {valid}")
         self.field, self.value, self.valid = field, value, valid
 
+    def __reduce__(self):  # for the way back from a worker process
+        return Invalid, (self.field, self.value, self.valid)
+
 
 def check_name(field: str, name: str, known: Iterable[str]) -> str:
     """Returns `name` if it is known; otherwise raises with the nearest known name."""
@@ -39,3 +42,6 @@ class Diverged(ArithmeticError):
             f"lr: the loss became {loss} at task {task + 1}, step {step + 1} (seed {seed}); choose a smaller one"
         )
         self.seed, self.task, self.step, self.loss = seed, task, step, loss
+
+    def __reduce__(self):
+        return Diverged, (self.seed, self.task, self.step, self.loss)

@@ -6,23 +6,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cotrain import metrics
 from cotrain.data.stream import Stream
 from cotrain.engine import Snapshot, learn, steps_of
 from cotrain.errors import Invalid, check_positive
 from cotrain.experiments.build import build
+from cotrain.experiments.cache import shape_of, share_compiled, turn_to_compile
 from cotrain.experiments.config import Config
+from cotrain.experiments.pool import Job, execute, worker_count
+from cotrain.experiments.progress import Display, Done
 from cotrain.methods.method import Method
 from cotrain.networks.routing import parameter_count
 
@@ -119,22 +121,21 @@ def run(
 
     `seeds` is their number or a list of them; `stream` may be a function of the seed. With `at_once` all seeds run in
     one program, which is the default on accelerators; on a CPU one after another is faster. `progress` shows a bar, by
-    default in a terminal. `on_result` is called with each result as it comes.
+    default in a terminal. `on_result` is called with each result as it comes. All of it happens in this process, since
+    methods and streams can be anything; `run_config` uses all cores.
     """
-    seeds = list(range(check_positive("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
-    if not seeds or min(seeds) < 0:
-        raise Invalid("seeds", seeds, "give at least one whole number of at least 0")
+    seeds = _listed(seeds)
     make = stream if callable(stream) else lambda seed: stream
-    at_once = jax.default_backend() != "cpu" if at_once is None else at_once
-    groups = [seeds] if at_once else [[seed] for seed in seeds]
     options = {"batch": batch, "epochs": epochs, "evaluate_all": evaluate_all, "chunk": chunk}
     results = Results()
-    with _progress(sys.stderr.isatty() if progress is None else progress) as bar:
-        for group in groups:
-            for result in _run_group(method, [make(seed) for seed in group], group, options, bar):
+    with Display(sys.stderr.isatty() if progress is None else progress) as display:
+        for group in _groups(seeds, at_once):
+            name = _name(group)
+            for result in _run_group(method, make, group, options, lambda done, name=name: display.show(name, done)):
                 results.append(result)
                 if on_result is not None:
                     on_result(result)
+            display.end(name)
     return results
 
 
@@ -146,18 +147,81 @@ def run_config(
     report: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Results:
-    """Runs a configuration and writes each seed's record under `out` as soon as there is one."""
-    method, stream = build(config, data_dir, report)
-    return run(
-        method,
-        stream,
-        seeds,
-        batch=config.batch,
-        epochs=config.epochs,
-        evaluate_all=config.evaluate_all,
-        on_result=None if out is None else lambda result: save(result, out / f"seed-{result.seed}", config),
-        **options,
-    )
+    """Runs a configuration and writes each seed's record under `out` as soon as there is one.
+
+    The options are those of `run_configs`.
+    """
+    return run_configs([config], seeds, [out], data_dir, report, **options)[0]
+
+
+def run_configs(
+    configs: Sequence[Config],
+    seeds: int | Sequence[int] = 1,
+    outs: Sequence[Path | None] | None = None,
+    data_dir: Path | None = None,
+    report: Callable[[str], None] | None = None,
+    *,
+    chunk: int = 500,
+    at_once: bool | None = None,
+    workers: int | None = None,
+    progress: bool | None = None,
+) -> list[Results]:
+    """Runs configurations over the same seeds, and writes each record under its configuration's `outs`.
+
+    On a CPU, `workers` processes share the runs, by default one per core and at most one per run; with one worker, or
+    with `at_once` (see `run`), all happens in this process.
+    """
+    wanted, outs = _listed(seeds), [None] * len(configs) if outs is None else outs
+    jobs = [Job(config, seed) for config in configs for seed in wanted]
+    workers = _workers(workers, len(jobs), at_once)
+    share_compiled()
+    built = [build(config, data_dir, report) for config in configs]  # before a worker starts: most mistakes show here
+    for _, stream in built:
+        stream(wanted[0])
+    results = [Results() for _ in configs]
+
+    def keep(place: int, result: Result) -> None:
+        results[place].append(result)
+        if (out := outs[place]) is not None:
+            save(result, out / f"seed-{result.seed}", configs[place])
+
+    def name(seeds: list[int], config: Config) -> str:
+        return _name(seeds) if len(configs) == 1 else f"{config.method} on {config.network}, {_name(seeds)}"
+
+    with Display(sys.stderr.isatty() if progress is None else progress) as display:
+        if workers == 1:
+            for place, (config, (method, stream)) in enumerate(zip(configs, built, strict=True)):
+                for group in _groups(wanted, at_once):
+                    show = partial(display.show, name(group, config))
+                    for result in run_seeds(config, method, stream, group, chunk, show):
+                        keep(place, result)
+                    display.end(name(group, config))
+        else:
+            del built
+            places = {id(job): i // len(wanted) for i, job in enumerate(jobs)}
+
+            def show_job(job: Job, done: Done) -> None:
+                display.show(name([job.seed], job.config), done)
+
+            options = {"workers": workers, "data_dir": data_dir, "chunk": chunk}
+            with closing(execute(jobs, **options, on_progress=show_job)) as runs:
+                for job, result in runs:
+                    keep(places[id(job)], result)
+                    display.end(name([job.seed], job.config))
+    return [Results(sorted(some, key=lambda result: wanted.index(result.seed))) for some in results]
+
+
+def run_seeds(
+    config: Config,
+    method: Method,
+    stream: Callable[[int], Stream],
+    seeds: list[int],
+    chunk: int,
+    show: Callable[[Done], None],
+) -> list[Result]:
+    """Seeds of a configuration at once, in this process, with what `build` made of it."""
+    options = {"batch": config.batch, "epochs": config.epochs, "evaluate_all": config.evaluate_all, "chunk": chunk}
+    return _run_group(method, stream, seeds, options, show, shape_of(config, chunk, len(seeds)))
 
 
 def save(result: Result, directory: Path, config: Config | None = None) -> None:
@@ -170,23 +234,55 @@ def save(result: Result, directory: Path, config: Config | None = None) -> None:
     _write(directory / "result.json", lambda file: file.write(text.encode() + b"\n"))
 
 
+def _listed(seeds: int | Sequence[int]) -> list[int]:
+    seeds = list(range(check_positive("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
+    if not seeds or min(seeds) < 0:
+        raise Invalid("seeds", seeds, "give at least one whole number of at least 0")
+    return seeds
+
+
+def _groups(seeds: list[int], at_once: bool | None) -> list[list[int]]:
+    """The seeds that run at once in this process."""
+    at_once = jax.default_backend() != "cpu" if at_once is None else at_once
+    return [seeds] if at_once else [[seed] for seed in seeds]
+
+
+def _workers(wanted: int | None, jobs: int, at_once: bool | None) -> int:
+    """The number of worker processes; one stands for this process."""
+    if not at_once and jax.default_backend() == "cpu":
+        return worker_count(wanted, jobs)
+    if wanted is not None and check_positive("workers", wanted) > 1:
+        raise Invalid("workers", wanted, "they are for CPUs, and for one seed at a time; leave it out")
+    return 1
+
+
+def _name(seeds: list[int]) -> str:
+    return f"seed {', '.join(map(str, seeds))}"
+
+
 def _run_group(
-    method: Method, streams: list[Stream], seeds: list[int], options: dict[str, Any], bar: Progress | None
+    method: Method,
+    stream: Callable[[int], Stream],
+    seeds: list[int],
+    options: dict[str, Any],
+    show: Callable[[Done], None],
+    shape: str | None = None,
 ) -> list[Result]:
-    """The seeds that run at once."""
-    seconds = dict.fromkeys(EVENTS.values(), 0.0)
+    """The seeds that run at once; where they have a shape, no other process compiles it at the same time."""
+    streams, seconds = [stream(seed) for seed in seeds], dict.fromkeys(EVENTS.values(), 0.0)
     steps = steps_of(streams[0], options["batch"], options["epochs"])
-    shown = (
-        None if bar is None else bar.add_task(f"seed {', '.join(map(str, seeds))}", total=sum(steps), note="compiling")
-    )
-    last, snapshot = time.monotonic(), None
-    for snapshot in learn(method, streams, seeds, **options):
-        now = time.monotonic()
-        seconds[EVENTS[snapshot.event]] += now - last
-        last = now
-        if bar is not None and shown is not None:
-            done = sum(steps[: snapshot.phase]) + snapshot.step
-            bar.update(shown, completed=done, note=_note(snapshot, len(steps)))
+    show(Done(0, sum(steps), "compiling"))
+    with ExitStack() as turn:
+        if shape is not None:
+            turn.enter_context(turn_to_compile(shape))
+        last, snapshot = time.monotonic(), None
+        for snapshot in learn(method, streams, seeds, **options):
+            now = time.monotonic()
+            seconds[EVENTS[snapshot.event]] += now - last
+            last = now
+            if snapshot.event == "compiled":
+                turn.close()
+            show(Done(sum(steps[: snapshot.phase]) + snapshot.step, sum(steps), _note(snapshot, len(steps))))
     assert snapshot is not None
     per_seed = {event: round(spent / len(seeds), 3) for event, spent in seconds.items()}
     return [
@@ -215,13 +311,6 @@ def _note(snapshot: Snapshot, phases: int) -> str:
     if snapshot.phase == 0:
         return task
     return f"{task}, accuracy {np.nanmean(snapshot.accuracy[:, snapshot.phase - 1]):.3f}"
-
-
-def _progress(wanted: bool):
-    if not wanted:
-        return nullcontext(None)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
 
 
 def _plus_minus(summary: metrics.Summary) -> str:

@@ -1,0 +1,198 @@
+"""One pinned, single-threaded worker process per core, each given one job after another.
+
+Nothing heavy is imported here: a worker imports this module, pins itself to its core, and only then imports JAX and
+NumPy, which count the cores when they start. Workers are fresh interpreters and not forks, since JAX has threads; and
+not multiprocessing's, which run the user's script once more.
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from cotrain.errors import check_positive
+from cotrain.experiments.config import Config
+
+if TYPE_CHECKING:
+    from cotrain.experiments.progress import Done
+    from cotrain.experiments.run import Result
+
+# The last is for XLA, whose flags no longer bound its threads; it matters where workers cannot be pinned (macOS).
+SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC"), "1")
+
+
+class Job(NamedTuple):
+    """A run of one seed."""
+
+    config: Config
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.config.method} on {self.config.network}, seed {self.seed}"
+
+
+class Settings(NamedTuple):
+    """What all jobs have in common."""
+
+    data_dir: Path | None
+    chunk: int
+    jax: dict[str, Any]  # JAX's options, as they are in the parent
+
+
+def execute(
+    jobs: Sequence[Job],
+    *,
+    workers: int | None = None,
+    data_dir: Path | None = None,
+    chunk: int = 500,
+    on_progress: Callable[[Job, "Done"], None] | None = None,
+) -> Generator[tuple[Job, "Result"], None, None]:
+    """Runs jobs on all cores of a CPU, in the order given, and yields each with its result as it ends.
+
+    The first error of a job, or the death of a worker, is raised here and ends all of it, as does closing the iterator.
+    """
+    waiting, cores, team = deque(jobs), available_cores(), list[Worker]()
+    settings = Settings(data_dir, chunk, _options())
+    try:
+        for i in range(worker_count(workers, len(jobs))):
+            team.append(Worker(cores[i % len(cores)], settings))
+            team[-1].give(waiting.popleft())
+        while busy := {worker.connection: worker for worker in team if worker.job is not None}:
+            for connection in wait(list(busy)):
+                worker = busy[cast(Any, connection)]
+                job, (kind, content) = cast(Job, worker.job), worker.receive()
+                if kind == "error":
+                    raise content
+                if kind == "result":
+                    worker.give(waiting.popleft() if waiting else None)
+                    yield job, content
+                elif on_progress is not None:
+                    on_progress(job, content)
+    finally:
+        for worker in team:
+            worker.process.kill()
+        for worker in team:
+            worker.close()
+
+
+def worker_count(workers: int | None, jobs: int) -> int:
+    """As many workers as are wanted, by default one per core; at most one per job."""
+    return min(len(available_cores()) if workers is None else check_positive("workers", workers), jobs)
+
+
+def available_cores() -> Sequence[int | None]:
+    """The cores that this process may use; None where a process cannot be pinned to one."""
+    if hasattr(os, "sched_setaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return [None] * (os.cpu_count() or 1)
+
+
+def _options() -> dict[str, Any]:
+    """JAX's options as the user has set them, in Python too; but workers are always on the CPU."""
+    values = sys.modules["jax"].config.values if "jax" in sys.modules else {}
+    plain = (bool, int, float, str, type(None))
+    return {name: value for name, value in values.items() if isinstance(value, plain) and "platform" not in name}
+
+
+class Worker:
+    """A worker process, as its parent sees it."""
+
+    def __init__(self, core: int | None, settings: Settings):
+        self.job: Job | None = None
+        self.connection, theirs = Pipe()
+        environment = {**os.environ, **SINGLE_THREADED, "JAX_PLATFORMS": "cpu"}
+        environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        program = f"from cotrain.experiments.pool import work; work({theirs.fileno()}, {core})"
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it: Ctrl-C is the parent's
+        try:
+            command = [sys.executable, "-P", "-c", program]
+            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+        self.send(settings)
+
+    def give(self, job: Job | None) -> None:
+        """The next job, or None: there are no more."""
+        self.job = job
+        self.send(job)
+
+    def send(self, content: Settings | Job | None) -> None:
+        """Tells it something; that it has died shows when it is to answer."""
+        with suppress(OSError):
+            self.connection.send(content)
+
+    def receive(self) -> tuple[str, Any]:
+        """What it has to say, and of what kind that is."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            code = self.process.wait()
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            raise RuntimeError(f"{self.job}: its worker process {how}{hint}") from None
+
+    def close(self) -> None:
+        """Waits until it has ended."""
+        self.connection.close()
+        self.process.communicate()
+
+
+def work(descriptor: int, core: int | None) -> None:
+    """What a worker process does: one job after another, until there are no more or its parent is gone."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    connection = Connection(descriptor)
+    settings: Settings = connection.recv()
+
+    import jax
+
+    from cotrain.experiments.build import build
+    from cotrain.experiments.cache import share_compiled
+    from cotrain.experiments.run import run_seeds
+
+    for option, value in settings.jax.items():
+        if jax.config.values[option] != value:
+            jax.config.update(option, value)
+    share_compiled()
+
+    def show(done: "Done") -> None:
+        connection.send(("done", done))
+
+    config = method = stream = cast(Any, None)
+    while (job := connection.recv()) is not None:
+        try:
+            if job.config != config:
+                config, (method, stream) = job.config, build(job.config, settings.data_dir)
+            [result] = run_seeds(config, method, stream, [job.seed], settings.chunk, show)
+            connection.send(("result", result))
+        except Exception as error:
+            connection.send(("error", _portable(error)))
+
+
+def _end_with_parent() -> None:
+    """Ends the process, whatever it is doing, when standard input does: nothing is ever written to it."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error as it can be sent, with the place where it was raised."""
+    place = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(place)
+    return error

@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -136,6 +137,43 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Bench:
+    """Measure the speed beside PyTorch, Avalanche and BLAS, in one run; needs a clone of the repository."""
+
+    quick: bool = False
+    """fewer and shorter rounds: all of it in under three minutes"""
+    json: Path | None = None
+    """write every figure that was measured to this file"""
+    figure: Path = Path("bench.png")
+    """draw the figure here"""
+    into: Path | None = None
+    """write the tables into this file, between <!-- table --> and <!-- /table -->"""
+    read: Path | None = None
+    """show the figures of this file, written with --json, instead of measuring"""
+
+    def __call__(self) -> None:
+        import json
+
+        clone = Path(__file__).parents[2]
+        if not (clone / "benchmarks" / "bench.py").exists():
+            raise RuntimeError("cotrain bench needs a clone of the repository, with its benchmarks directory")
+        sys.path.insert(0, str(clone))
+        from benchmarks.bench import bench
+        from benchmarks.show import draw, markdown, tables
+        from cotrain.report.table import insert
+
+        figures = bench(self.quick) if self.read is None else json.loads(self.read.read_text())
+        if self.json is not None:
+            self.json.write_text(json.dumps(figures, indent=1) + "\n")
+        for title, lines in tables(figures):
+            _print_grid(lines, title)
+        draw(figures, self.figure)
+        _say(f"figure: {self.figure}")
+        if self.into is not None:
+            self.into.write_text(insert(self.into.read_text(), markdown(figures)))
+
+
+@dataclass(frozen=True)
 class List:
     """List benchmarks, methods and networks."""
 
@@ -152,6 +190,7 @@ Command = (
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Table, tyro.conf.subcommand("table")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[List, tyro.conf.subcommand("list")]
 )
 
@@ -207,13 +246,17 @@ def _say(line: str) -> None:
 
 
 def _print_table(table: list) -> None:
+    from cotrain.report.table import lines_of
+
+    _print_grid(lines_of(table))
+
+
+def _print_grid(lines: Sequence[Sequence[str]], title: str | None = None) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from cotrain.report.table import lines_of
-
-    headings, *body = lines_of(table)
-    grid = Grid(*headings)
+    headings, *body = lines
+    grid = Grid(*headings, title=title, title_justify="left")
     for line in body:
         grid.add_row(*line)
     console = Console()

@@ -1,0 +1,277 @@
+"""Measures cotrain beside PyTorch, Avalanche and BLAS, in one run, and puts the numbers into a table and a figure.
+
+Every contestant is a process of its own with one thread on one core. All are warmed up first, several at a time; then
+they take turns, one pass each a round, so that a noisy machine shows as spread and not as a difference.
+"""
+
+import json
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from benchmarks.workload import Workload, permuted_mnist
+
+TORCH, AVALANCHE = "benchmarks.peers.torch_eager", "benchmarks.peers.avalanche_naive"
+OURS, LIMIT = "benchmarks.ours", "benchmarks.limit"
+
+
+class Contestant(NamedTuple):
+    """Who runs what; those with the same `subject` are compared."""
+
+    subject: str
+    name: str
+    module: str
+    function: str
+    changes: tuple[tuple[str, Any], ...] = ()  # to the workload
+
+
+ONE_CORE = [
+    Contestant("algorithm 1", "cotrain", OURS, "algorithm1"),
+    Contestant("algorithm 1", "PyTorch eager", TORCH, "algorithm1"),
+    Contestant("algorithm 1", "PyTorch eager, experts stacked by hand", TORCH, "algorithm1_stacked"),
+    Contestant("algorithm 1", "PyTorch compiled", TORCH, "algorithm1_compiled"),
+    Contestant("shared bottom + replay", "cotrain", OURS, "replay"),
+    Contestant("shared bottom + replay", "PyTorch eager", TORCH, "replay"),
+    Contestant("shared bottom + replay", "PyTorch compiled", TORCH, "replay_compiled"),
+    Contestant("shared bottom + replay", "Avalanche", AVALANCHE, "replay"),
+    Contestant("shared bottom + replay", "Avalanche, measuring nothing", AVALANCHE, "replay_bare"),
+    Contestant("shared bottom", "cotrain", OURS, "finetune"),
+    Contestant("shared bottom", "PyTorch eager", TORCH, "finetune"),
+    Contestant("shared bottom", "PyTorch compiled", TORCH, "finetune_compiled"),
+    Contestant("shared bottom", "Avalanche", AVALANCHE, "finetune"),
+    Contestant("shared bottom", "Avalanche, measuring nothing", AVALANCHE, "finetune_bare"),
+    Contestant("shared bottom", "its matrix products in BLAS", LIMIT, "shared_bottom_products"),
+]
+MACHINE = [
+    contestant
+    for contestant in ONE_CORE
+    if contestant.subject != "shared bottom" and contestant.name in ("cotrain", "PyTorch eager", "Avalanche")
+]
+EXPERTS = (20, 80, 320, 1280)
+GROWTH = [
+    *[Contestant("current batch", f"{e} experts", OURS, "routed_finetune", (("experts", e),)) for e in EXPERTS],
+    *[Contestant("with replay", f"{e} experts", OURS, "routed_replay", (("experts", e),)) for e in EXPERTS],
+    *[Contestant("algorithm 1", f"{t} tasks", OURS, "algorithm1", (("tasks", t), ("limit", 4))) for t in (20, 200)],
+    *[Contestant("algorithm 1", f"memory of {m}", OURS, "algorithm1", (("memory", m),)) for m in (1000, 100_000)],
+]
+PEAK = Contestant("peak", "BLAS", LIMIT, "peak")
+RESIDENT = Contestant("resident memory", "cotrain", OURS, "resident", (("tasks", 50),))
+
+
+@dataclass
+class Measured:
+    """What came of a contestant."""
+
+    contestant: Contestant
+    ready: float | None = None  # seconds to import, compile and run a first pass
+    error: str | None = None
+    microseconds: list[float] = field(default_factory=list)  # an iteration, in each round
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.microseconds) if self.microseconds else None
+
+    def record(self) -> dict[str, Any]:
+        subject, name, *_ = self.contestant
+        figures = {"median": self.median, "rounds": self.microseconds, "ready_seconds": self.ready, "error": self.error}
+        return {"subject": subject, "name": name, "microseconds": figures}
+
+
+class Process:
+    """A contestant's process; see `benchmarks.worker`."""
+
+    def __init__(self, contestant: Contestant, core: int, workload: Workload, directory: Path):
+        file = Path(tempfile.mkstemp(dir=directory)[1])
+        file.write_bytes(pickle.dumps(_changed(workload, dict(contestant.changes))))
+        root = str(Path(__file__).parents[1])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, "-m", "benchmarks.worker", str(core), contestant.module, contestant.function]
+        self.process = subprocess.Popen(
+            [*command, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        self.first = self.answer()
+
+    def ask(self, core: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{core}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {"error": f"the process ended with code {self.process.wait()}"}
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def bench(quick: bool = False) -> dict[str, Any]:
+    """Every figure measured, and the ratios."""
+    rounds = 3 if quick else 5
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    workload = Workload(permuted_mnist(tasks=4 if quick else 8, examples=600 if quick else 1500))
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - started:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        start = _Start(workload, Path(directory), cores, stack)
+        say(f"warming up {len(ONE_CORE)} contestants")
+        alone = start(ONE_CORE)
+        say(f"one core: {rounds} rounds")
+        _take_turns(alone, rounds, cores[0])
+        say(f"{len(cores)} cores: {rounds} rounds")
+        crowds = _crowds(start, alone, cores)
+        machine = _all_cores(crowds, rounds, cores)
+        for process in [p for p, _ in alone] + [p for crowd in crowds.values() for p in crowd]:
+            process.close()
+        say("growth")
+        growing = start(GROWTH)
+        _take_turns(growing, rounds, cores[0])
+        [(peak, _), (resident, _)] = start([PEAK, RESIDENT])
+        figures = {
+            name: process.ask(cores[0]) or process.answer()["value"] for name, process in (("p", peak), ("r", resident))
+        }
+        say("done")
+    one_core, growth = [m for _, m in alone], [m for _, m in growing]
+    return {
+        "quick": quick,
+        "cores": len(cores),
+        "iterations_per_pass": sum(-(-len(y) // workload.batch) for _, y in workload.tasks),
+        "one_core": [m.record() for m in one_core],
+        "machine": machine,
+        "growth": [m.record() for m in growth],
+        "blas_peak_gflops": figures["p"],
+        "resident_megabytes": [{"tasks": tasks, "megabytes": megabytes} for tasks, megabytes in figures["r"]],
+        "ratios": _ratios(one_core, growth, machine),
+        "seconds": time.monotonic() - started,
+    }
+
+
+class _Start:
+    """Starts contestants, as many at a time as there are cores, and returns those that are ready."""
+
+    def __init__(self, workload: Workload, directory: Path, cores: Sequence[int], stack: ExitStack):
+        self.workload, self.directory, self.cores, self.stack = workload, directory, cores, stack
+
+    def __call__(self, contestants: Iterable[Contestant]) -> list[tuple[Process, Measured]]:
+        free: SimpleQueue[int] = SimpleQueue()
+        for core in self.cores:
+            free.put(core)
+
+        def one(contestant: Contestant) -> tuple[Process, Measured]:
+            core = free.get()
+            try:
+                process = Process(contestant, core, self.workload, self.directory)
+            finally:
+                free.put(core)
+            self.stack.callback(process.close)
+            return process, Measured(contestant, process.first.get("ready"), process.first.get("error"))
+
+        with ThreadPoolExecutor(len(self.cores)) as pool:
+            return list(pool.map(one, contestants))
+
+
+def _take_turns(running: list[tuple[Process, Measured]], rounds: int, core: int) -> None:
+    for _ in range(rounds):
+        for process, measured in running:
+            if measured.error is None:
+                process.ask(core)
+                answer = process.answer()
+                measured.microseconds.append(answer["seconds"] / answer["iterations"] * 1e6)
+
+
+def _crowds(
+    start: _Start, alone: list[tuple[Process, Measured]], cores: Sequence[int]
+) -> dict[Contestant, list[Process]]:
+    """For each contestant of the whole machine, a process per core: the one that it has, and new ones."""
+    able = {m.contestant: process for process, m in alone if m.error is None}
+    more = [contestant for contestant in MACHINE if contestant in able for _ in cores[1:]]
+    crowds = {contestant: [able[contestant]] for contestant in MACHINE if contestant in able}
+    for process, measured in start(more):
+        crowds[measured.contestant].append(process)
+    return crowds
+
+
+def _all_cores(crowds: dict[Contestant, list[Process]], rounds: int, cores: Sequence[int]) -> list[dict[str, Any]]:
+    """Iterations a second of all cores together."""
+    throughput: dict[Contestant, list[float]] = {contestant: [] for contestant in crowds}
+    for _ in range(rounds):
+        for contestant, processes in crowds.items():
+            for process, core in zip(processes, cores, strict=True):
+                process.ask(core)
+            answers = [process.answer() for process in processes]
+            throughput[contestant].append(sum(a["iterations"] / a["seconds"] for a in answers))
+    return [
+        {"subject": c.subject, "name": c.name, "iterations_per_second": {"median": statistics.median(t), "rounds": t}}
+        for c, t in throughput.items()
+    ]
+
+
+def _changed(workload: Workload, changes: dict[str, Any]) -> Workload:
+    """The workload with other sizes; a number of tasks repeats the tasks that there are."""
+    if "tasks" in changes:
+        count = changes["tasks"]
+        changes = changes | {"tasks": [workload.tasks[i % len(workload.tasks)] for i in range(count)]}
+    return replace(workload, **changes)
+
+
+def _ratios(one_core: list[Measured], growth: list[Measured], machine: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Medians over the rounds of one contestant's time over another's in the same round; None where one is missing."""
+
+    def time_of(measured: list[Measured], subject: str, name: str) -> list[float]:
+        return next(m.microseconds for m in measured if m.contestant[:2] == (subject, name))
+
+    def over(a: list[float], b: list[float]) -> float | None:
+        return statistics.median(x / y for x, y in zip(a, b, strict=True)) if a and b else None
+
+    def against(subject: str, peer: str) -> float | None:
+        return over(time_of(one_core, subject, peer), time_of(one_core, subject, "cotrain"))
+
+    def grown(subject: str, large: str, small: str) -> float | None:
+        return over(time_of(growth, subject, large), time_of(growth, subject, small))
+
+    def everywhere(subject: str, name: str) -> list[float]:
+        found = [m["iterations_per_second"]["rounds"] for m in machine if (m["subject"], m["name"]) == (subject, name)]
+        return found[0] if found else []
+
+    bottom = "shared bottom"
+    return {
+        "algorithm1_vs_torch_one_core": against("algorithm 1", "PyTorch eager"),
+        "algorithm1_vs_torch_machine": over(
+            everywhere("algorithm 1", "cotrain"), everywhere("algorithm 1", "PyTorch eager")
+        ),
+        "algorithm1_vs_torch_stacked": against("algorithm 1", "PyTorch eager, experts stacked by hand"),
+        "algorithm1_vs_torch_compiled": against("algorithm 1", "PyTorch compiled"),
+        "shared_bottom_vs_torch": against(bottom, "PyTorch eager"),
+        "shared_bottom_vs_torch_compiled": against(bottom, "PyTorch compiled"),
+        "finetune_vs_avalanche": against(bottom, "Avalanche"),
+        "finetune_vs_avalanche_measuring_nothing": against(bottom, "Avalanche, measuring nothing"),
+        "replay_vs_torch": against(f"{bottom} + replay", "PyTorch eager"),
+        "replay_vs_avalanche": against(f"{bottom} + replay", "Avalanche"),
+        "replay_vs_avalanche_measuring_nothing": against(f"{bottom} + replay", "Avalanche, measuring nothing"),
+        "shared_bottom_step_over_blas": over(
+            time_of(one_core, bottom, "cotrain"), time_of(one_core, bottom, "its matrix products in BLAS")
+        ),
+        "experts_1280_over_20_current": grown("current batch", "1280 experts", "20 experts"),
+        "experts_1280_over_20_replay": grown("with replay", "1280 experts", "20 experts"),
+        "tasks_200_over_20": grown("algorithm 1", "200 tasks", "20 tasks"),
+        "memory_100000_over_1000": grown("algorithm 1", "memory of 100000", "memory of 1000"),
+    }

@@ -1,0 +1,102 @@
+"""cotrain's methods, run by its engine as a user's run would be."""
+
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cotrain
+from benchmarks.workload import Pass
+
+
+def finetune(workload: Any) -> Callable[[], Pass]:
+    """Plain SGD on a shared bottom."""
+    return _passes(workload, cotrain.finetune(_shared_bottom(workload), lr=workload.lr))
+
+
+def replay(workload: Any) -> Callable[[], Pass]:
+    """A step on each minibatch, then one on a batch from memory, on a shared bottom."""
+    return _passes(workload, cotrain.replay(_shared_bottom(workload), _memory(workload), lr=workload.lr))
+
+
+def algorithm1(workload: Any) -> Callable[[], Pass]:
+    """A routing network with replay and co-training: the paper's Algorithm 1."""
+    return _passes(workload, cotrain.cotraining(_routing_network(workload), _memory(workload), lr=workload.lr))
+
+
+def routed_finetune(workload: Any) -> Callable[[], Pass]:
+    """Plain SGD on a routing network: the step on the current task's batch alone."""
+    return _passes(workload, cotrain.finetune(_routing_network(workload), lr=workload.lr))
+
+
+def routed_replay(workload: Any) -> Callable[[], Pass]:
+    """Replay on a routing network."""
+    return _passes(workload, cotrain.replay(_routing_network(workload), _memory(workload), lr=workload.lr))
+
+
+def resident(workload: Any) -> Callable[[], list[tuple[int, float]]]:
+    """Algorithm 1 on a stream of many tasks; returns after some of them the megabytes that the process holds."""
+    method = cotrain.cotraining(_routing_network(workload), _memory(workload), lr=workload.lr)
+    stream = _stream(workload)
+
+    def one_pass() -> list[tuple[int, float]]:
+        seen = []
+        for snapshot in cotrain.learn(method, [stream], [workload.seed]):
+            if snapshot.event == "evaluated" and snapshot.phase % (len(stream) // 5) == 0:
+                seen.append((snapshot.phase, _megabytes()))
+        return seen
+
+    return one_pass
+
+
+def _megabytes() -> float:
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().split("VmRSS:")[1].split()[0]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS: the peak, in bytes
+
+
+def _passes(workload: Any, method: Any) -> Callable[[], Pass]:
+    stream = _stream(workload)
+    counted = workload.tasks[: workload.limit]
+    iterations = sum(-(-len(y) // workload.batch) for _, y in counted)
+
+    def one_pass() -> Pass:
+        seconds, last, snapshot = 0.0, time.perf_counter(), None
+        for snapshot in cotrain.learn(method, [stream], [workload.seed], batch=workload.batch):
+            seconds += time.perf_counter() - last if snapshot.event == "trained" else 0
+            if snapshot.phase == len(counted):
+                break
+            last = time.perf_counter()
+        return Pass(iterations, seconds, model=snapshot)
+
+    return one_pass
+
+
+def _stream(workload: Any) -> cotrain.Stream:
+    arrays = [(x, y, x[:1], y[:1]) for x, y in workload.tasks]  # testing is not measured
+    return cotrain.Stream.from_arrays(arrays, classes=workload.classes)
+
+
+def _spec(workload: Any) -> cotrain.Spec:
+    return cotrain.Spec(workload.tasks[0][0].shape[1:], workload.classes, len(workload.tasks))
+
+
+def _shared_bottom(workload: Any) -> cotrain.Network:
+    return cotrain.shared_bottom(_spec(workload), workload.hidden)
+
+
+def _routing_network(workload: Any) -> cotrain.Network:
+    return cotrain.routing_network(
+        _spec(workload),
+        cotrain.dense(workload.units),
+        layers=workload.layers,
+        experts=workload.experts,
+        k=workload.k,
+        noise=workload.noise,
+    )
+
+
+def _memory(workload: Any) -> Any:
+    return cotrain.reservoir(workload.memory, workload.memory_batch)

@@ -1,0 +1,1 @@
+"""The same methods in other libraries, for the speed benchmark."""

@@ -1,0 +1,99 @@
+"""The benchmark's figures as tables, for a terminal or in Markdown, and as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+Table = tuple[str, list[list[str]]]  # a title, and lines of which the first has the headings
+
+
+def tables(figures: dict[str, Any]) -> list[Table]:
+    """What was measured, in words."""
+    return [_one_core(figures), _machine(figures), _growth(figures), _ratios(figures)]
+
+
+def markdown(figures: dict[str, Any]) -> str:
+    """The tables in Markdown."""
+    parts = []
+    for title, (headings, *lines) in tables(figures):
+        rows = [headings, ["---"] + ["---:"] * (len(headings) - 1), *lines]
+        parts.append(f"**{title}**\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in rows))
+    return "\n\n".join(parts)
+
+
+def draw(figures: dict[str, Any], path: Path) -> None:
+    """Times per iteration beside each other, and how ours grow."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    subjects = list(dict.fromkeys(m["subject"] for m in figures["one_core"]))
+    canvas, axes = pyplot.subplots(1, len(subjects) + 1, figsize=(16, 3.6), layout="constrained")
+    for axis, subject in zip(axes, subjects, strict=False):
+        found = [m for m in figures["one_core"] if m["subject"] == subject and m["microseconds"]["median"]]
+        for place, m in enumerate(reversed(found)):
+            rounds = m["microseconds"]["rounds"]
+            colour = {"cotrain": "C0", "its matrix products in BLAS": "C2"}.get(m["name"], "0.7")
+            axis.barh(place, m["microseconds"]["median"], color=colour)
+            axis.plot([min(rounds), max(rounds)], [place, place], color="black", linewidth=1)
+        axis.set_yticks(range(len(found)), [m["name"] for m in reversed(found)], fontsize=8)
+        axis.set(title=subject, xlabel="µs an iteration, one core")
+    axis = axes[-1]
+    for subject in ("current batch", "with replay"):
+        found = [m for m in figures["growth"] if m["subject"] == subject and m["microseconds"]["median"]]
+        experts = [int(m["name"].split()[0]) for m in found]
+        axis.plot(experts, [m["microseconds"]["median"] for m in found], marker="o", label=subject)
+    axis.set(title="cotrain, more experts", xlabel="experts of a layer", xscale="log", ylim=(0, None))
+    axis.set_xticks([20, 80, 320, 1280], ["20", "80", "320", "1280"])
+    axis.minorticks_off()
+    axis.legend(frameon=False)
+    canvas.savefig(path, dpi=150)
+    pyplot.close(canvas)
+
+
+def _one_core(figures: dict[str, Any]) -> Table:
+    lines = [["one core", "µs an iteration", "least to most", "times ours", "first pass, s"]]
+    ours = {m["subject"]: m["microseconds"]["median"] for m in figures["one_core"] if m["name"] == "cotrain"}
+    for m in figures["one_core"]:
+        time = m["microseconds"]
+        if time["error"]:
+            lines.append([f"{m['subject']}: {m['name']}", _short(time["error"]), "", "", ""])
+            continue
+        spread = f"{min(time['rounds']):.0f} to {max(time['rounds']):.0f}"
+        against = f"{time['median'] / ours[m['subject']]:.1f}" if ours[m["subject"]] else ""
+        ready = f"{time['ready_seconds']:.0f}"
+        lines.append([f"{m['subject']}: {m['name']}", f"{time['median']:.0f}", spread, against, ready])
+    return (
+        f"{figures['iterations_per_pass']} iterations a pass; BLAS peak {figures['blas_peak_gflops']:.0f} GFLOP/s",
+        lines,
+    )
+
+
+def _machine(figures: dict[str, Any]) -> Table:
+    lines = [["all cores", "iterations a second", "least to most"]]
+    for m in figures["machine"]:
+        rate = m["iterations_per_second"]
+        spread = f"{min(rate['rounds']):.0f} to {max(rate['rounds']):.0f}"
+        lines.append([f"{m['subject']}: {m['name']}", f"{rate['median']:.0f}", spread])
+    return f"{figures['cores']} cores, a process on each", lines
+
+
+def _growth(figures: dict[str, Any]) -> Table:
+    lines = [["cotrain", "µs an iteration", "least to most"]]
+    for m in figures["growth"]:
+        time = m["microseconds"]
+        spread = f"{min(time['rounds']):.0f} to {max(time['rounds']):.0f}"
+        lines.append([f"{m['subject']}, {m['name']}", f"{time['median']:.0f}", spread])
+    for seen in figures["resident_megabytes"]:
+        lines.append([f"resident memory after {seen['tasks']} tasks", f"{seen['megabytes']:.0f} MB", ""])
+    return "Growth", lines
+
+
+def _ratios(figures: dict[str, Any]) -> Table:
+    lines = [["ratio", ""]]
+    lines += [[name, "not measured" if value is None else f"{value:.2f}"] for name, value in figures["ratios"].items()]
+    return "Ratios (medians over the rounds)", lines
+
+
+def _short(error: str) -> str:
+    return "not installed" if error.startswith(("ModuleNotFoundError", "ImportError")) else error[:60]

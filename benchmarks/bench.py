@@ -39,6 +39,7 @@ class Contestant(NamedTuple):
 ONE_CORE = [
     Contestant("algorithm 1", "cotrain", OURS, "algorithm1"),
     Contestant("algorithm 1", "PyTorch eager", TORCH, "algorithm1"),
+    Contestant("algorithm 1", "PyTorch eager, vectorised", TORCH, "algorithm1_vectorised"),
     Contestant("algorithm 1", "PyTorch eager, experts stacked by hand", TORCH, "algorithm1_stacked"),
     Contestant("algorithm 1", "PyTorch compiled", TORCH, "algorithm1_compiled"),
     Contestant("shared bottom + replay", "cotrain", OURS, "replay"),
@@ -258,6 +259,7 @@ def _ratios(one_core: list[Measured], growth: list[Measured], machine: list[dict
         "algorithm1_vs_torch_machine": over(
             everywhere("algorithm 1", "cotrain"), everywhere("algorithm 1", "PyTorch eager")
         ),
+        "algorithm1_vs_torch_vectorised": against("algorithm 1", "PyTorch eager, vectorised"),
         "algorithm1_vs_torch_stacked": against("algorithm 1", "PyTorch eager, experts stacked by hand"),
         "algorithm1_vs_torch_compiled": against("algorithm 1", "PyTorch compiled"),
         "shared_bottom_vs_torch": against(bottom, "PyTorch eager"),

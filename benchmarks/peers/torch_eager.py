@@ -158,8 +158,28 @@ class RoutingNetwork(nn.Module):
 
 
 def algorithm1(workload: Any) -> Callable[[], Pass]:
-    """A routing network with replay and co-training: the paper's Algorithm 1."""
+    """A routing network with replay and co-training: the paper's Algorithm 1, task by task.
 
+    The tasks of a replayed batch go through the network one after another, each by its own route, as in Avalanche's
+    multi-task modules.
+    """
+
+    def one_by_one(model: RoutingNetwork, x: Tensor, task: Tensor) -> Tensor:
+        logits = x.new_empty(len(x), workload.classes)
+        for t in task.unique().tolist():
+            mine = task == t
+            logits[mine] = model(x[mine], t, model.sample(t))
+        return logits
+
+    return _plain(workload, one_by_one)
+
+
+def algorithm1_vectorised(workload: Any) -> Callable[[], Pass]:
+    """The same, with all experts that a replayed batch needs on the whole batch, mixed by a matrix of gates."""
+    return _plain(workload, lambda model, x, task: model(x, task, model.sample(task)))
+
+
+def _plain(workload: Any, mixed: Callable[[RoutingNetwork, Tensor, Tensor], Tensor]) -> Callable[[], Pass]:
     def begin() -> tuple[nn.Module, Step]:
         model, memory = RoutingNetwork(workload), _reservoir(workload)
         optimizer = torch.optim.SGD(model.parameters(), lr=workload.lr)
@@ -170,7 +190,7 @@ def algorithm1(workload: Any) -> Callable[[], Pass]:
             both_x, both_y, both_task = x, y, task
             if memory.seen:
                 old_x, old_y, old_task = memory.sample()
-                _descend(optimizer, model(old_x, old_task, model.sample(old_task)), old_y)
+                _descend(optimizer, mixed(model, old_x, old_task), old_y)
                 both_x, both_y = torch.cat([x, old_x]), torch.cat([y, old_y])
                 both_task = torch.cat([torch.full_like(y, task), old_task])
             memory.add(x, y, task)

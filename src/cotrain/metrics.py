@@ -7,7 +7,7 @@ learned all at once give a single row, and have no transfer from one to the othe
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy.special
 from jaxtyping import Bool, Float
 
 Matrix = Float[np.ndarray, "P T"]  # P is T, or 1 for tasks that were learned all at once
@@ -57,7 +57,7 @@ def summarise(values: Float[np.ndarray, " S"], confidence: float = 0.95) -> Summ
     if count < 2:
         return Summary(mean, np.nan, np.nan, np.nan, count)
     std = float(values.std(ddof=1))
-    margin = float(scipy.stats.t.ppf((1 + confidence) / 2, count - 1)) * std / np.sqrt(count)
+    margin = float(scipy.special.stdtrit(count - 1, (1 + confidence) / 2)) * std / np.sqrt(count)
     return Summary(mean, std, mean - margin, mean + margin, count)
 
 

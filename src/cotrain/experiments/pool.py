@@ -56,17 +56,21 @@ def execute(
     data_dir: Path | None = None,
     chunk: int = 500,
     on_progress: Callable[[Job, "Done"], None] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Generator[tuple[Job, "Result"], None, None]:
     """Runs jobs on all cores of a CPU, in the order given, and yields each with its result as it ends.
 
     The first error of a job, or the death of a worker, is raised here and ends all of it, as does closing the iterator.
+    Workers take a while to start; `meanwhile` is done in that time, and before any job.
     """
     waiting, cores, team = deque(jobs), available_cores(), list[Worker]()
     settings = Settings(data_dir, chunk, _options())
     try:
         for i in range(worker_count(workers, len(jobs))):
             team.append(Worker(cores[i % len(cores)], settings))
-            team[-1].give(waiting.popleft())
+        meanwhile()
+        for worker in team:
+            worker.give(waiting.popleft())
         while busy := {worker.connection: worker for worker in team if worker.job is not None}:
             for connection in wait(list(busy)):
                 worker = busy[cast(Any, connection)]

@@ -26,8 +26,6 @@ class Display:
         self.lines: dict[str, TaskID] = {}
 
     def __enter__(self) -> "Display":
-        if self.bar is not None:
-            self.bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
@@ -39,13 +37,16 @@ class Display:
         if self.bar is None:
             return
         if name not in self.lines:
+            self.bar.start()  # not before: what is fetched first has a bar of its own
             self.lines[name] = self.bar.add_task(name, total=done.total, note=done.note)
         self.bar.update(self.lines[name], completed=done.steps, note=done.note)
 
     def end(self, name: str) -> None:
-        """Moves a run's line up, to those that have ended."""
+        """Moves a run's line up, to those that have ended; without any that runs, there is no bar."""
         if self.bar is not None and name in self.lines:
             line = self.lines.pop(name)
             note = next(task.fields["note"] for task in self.bar.tasks if task.id == line)
             self.bar.remove_task(line)
             self.bar.console.print(f"{name}: {note}", highlight=False)
+            if not self.lines:
+                self.bar.stop()

@@ -174,10 +174,9 @@ def run_configs(
     wanted, outs = _listed(seeds), [None] * len(configs) if outs is None else outs
     jobs = [Job(config, seed) for config in configs for seed in wanted]
     workers = _workers(workers, len(jobs), at_once)
+    for config in configs:
+        config.check()
     share_compiled()
-    built = [build(config, data_dir, report) for config in configs]  # before a worker starts: most mistakes show here
-    for _, stream in built:
-        stream(wanted[0])
     results = [Results() for _ in configs]
 
     def keep(place: int, result: Result) -> None:
@@ -190,21 +189,25 @@ def run_configs(
 
     with Display(sys.stderr.isatty() if progress is None else progress) as display:
         if workers == 1:
-            for place, (config, (method, stream)) in enumerate(zip(configs, built, strict=True)):
+            for place, config in enumerate(configs):
+                method, stream = build(config, data_dir, report)
                 for group in _groups(wanted, at_once):
                     show = partial(display.show, name(group, config))
                     for result in run_seeds(config, method, stream, group, chunk, show):
                         keep(place, result)
                     display.end(name(group, config))
         else:
-            del built
             places = {id(job): i // len(wanted) for i, job in enumerate(jobs)}
+
+            def try_out() -> None:  # here, where data are fetched once and mistakes show before anything runs
+                for config in configs:
+                    build(config, data_dir, report)[1](wanted[0])
 
             def show_job(job: Job, done: Done) -> None:
                 display.show(name([job.seed], job.config), done)
 
             options = {"workers": workers, "data_dir": data_dir, "chunk": chunk}
-            with closing(execute(jobs, **options, on_progress=show_job)) as runs:
+            with closing(execute(jobs, **options, on_progress=show_job, meanwhile=try_out)) as runs:
                 for job, result in runs:
                     keep(places[id(job)], result)
                     display.end(name([job.seed], job.config))

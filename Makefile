@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP_INSTALL := -m pip install --disable-pip-version-check -q
 
-.PHONY: help install test test-slow test-network lint format reproduce lock clean
+.PHONY: help install test test-slow test-network lint format reproduce bench lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -44,6 +44,10 @@ format: install ## format the code and apply the safe fixes
 
 reproduce: install ## run the paper's method and its baseline at reduced size
 	$(BIN)/cotrain reproduce
+
+bench: install ## measure the speed beside PyTorch and Avalanche, which it installs
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation -e '.[bench]'
+	$(BIN)/cotrain bench
 
 # The lock is made from the public index alone, whatever the local pip configuration says.
 lock: ## re-generate requirements.txt, in a throw-away environment

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,8 @@ from benchmarks.workload import Workload, permuted_mnist
 
 TORCH, AVALANCHE = "benchmarks.peers.torch_eager", "benchmarks.peers.avalanche_naive"
 OURS, LIMIT = "benchmarks.ours", "benchmarks.limit"
+# A program that several processes need is compiled once in a run, as it is in a sweep.
+COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 
 
 class Contestant(NamedTuple):
@@ -33,25 +35,26 @@ class Contestant(NamedTuple):
     name: str
     module: str
     function: str
-    changes: tuple[tuple[str, Any], ...] = ()  # to the workload
+    changes: Mapping[str, Any] = {}  # to the workload
+    quick: bool = True  # also in a quick run
 
 
 ONE_CORE = [
     Contestant("algorithm 1", "cotrain", OURS, "algorithm1"),
     Contestant("algorithm 1", "PyTorch eager", TORCH, "algorithm1"),
-    Contestant("algorithm 1", "PyTorch eager, vectorised", TORCH, "algorithm1_vectorised"),
-    Contestant("algorithm 1", "PyTorch eager, experts stacked by hand", TORCH, "algorithm1_stacked"),
+    Contestant("algorithm 1", "PyTorch eager, vectorised", TORCH, "algorithm1_vectorised", quick=False),
+    Contestant("algorithm 1", "PyTorch eager, experts stacked by hand", TORCH, "algorithm1_stacked", quick=False),
     Contestant("algorithm 1", "PyTorch compiled", TORCH, "algorithm1_compiled"),
     Contestant("shared bottom + replay", "cotrain", OURS, "replay"),
     Contestant("shared bottom + replay", "PyTorch eager", TORCH, "replay"),
-    Contestant("shared bottom + replay", "PyTorch compiled", TORCH, "replay_compiled"),
+    Contestant("shared bottom + replay", "PyTorch compiled", TORCH, "replay_compiled", quick=False),
     Contestant("shared bottom + replay", "Avalanche", AVALANCHE, "replay"),
-    Contestant("shared bottom + replay", "Avalanche, measuring nothing", AVALANCHE, "replay_bare"),
+    Contestant("shared bottom + replay", "Avalanche, measuring nothing", AVALANCHE, "replay_bare", quick=False),
     Contestant("shared bottom", "cotrain", OURS, "finetune"),
     Contestant("shared bottom", "PyTorch eager", TORCH, "finetune"),
-    Contestant("shared bottom", "PyTorch compiled", TORCH, "finetune_compiled"),
+    Contestant("shared bottom", "PyTorch compiled", TORCH, "finetune_compiled", quick=False),
     Contestant("shared bottom", "Avalanche", AVALANCHE, "finetune"),
-    Contestant("shared bottom", "Avalanche, measuring nothing", AVALANCHE, "finetune_bare"),
+    Contestant("shared bottom", "Avalanche, measuring nothing", AVALANCHE, "finetune_bare", quick=False),
     Contestant("shared bottom", "its matrix products in BLAS", LIMIT, "shared_bottom_products"),
 ]
 MACHINE = [
@@ -59,15 +62,18 @@ MACHINE = [
     for contestant in ONE_CORE
     if contestant.subject != "shared bottom" and contestant.name in ("cotrain", "PyTorch eager", "Avalanche")
 ]
-EXPERTS = (20, 80, 320, 1280)
-GROWTH = [
-    *[Contestant("current batch", f"{e} experts", OURS, "routed_finetune", (("experts", e),)) for e in EXPERTS],
-    *[Contestant("with replay", f"{e} experts", OURS, "routed_replay", (("experts", e),)) for e in EXPERTS],
-    *[Contestant("algorithm 1", f"{t} tasks", OURS, "algorithm1", (("tasks", t), ("limit", 4))) for t in (20, 200)],
-    *[Contestant("algorithm 1", f"memory of {m}", OURS, "algorithm1", (("memory", m),)) for m in (1000, 100_000)],
+EXPERTS, TASKS = (20, 80, 320, 1280), (20, 200)
+GROWTH = [  # the first tasks alone
+    *[
+        Contestant("current batch", f"{n} experts", OURS, "routed_finetune", {"experts": n, "limit": 4})
+        for n in EXPERTS
+    ],
+    *[Contestant("with replay", f"{n} experts", OURS, "routed_replay", {"experts": n, "limit": 4}) for n in EXPERTS],
+    *[Contestant("algorithm 1", f"{n} tasks", OURS, "algorithm1", {"tasks": n, "limit": 4}) for n in TASKS],
+    Contestant("with replay", "memory of 100000", OURS, "routed_replay", {"memory": 100_000, "limit": 4}),
 ]
 PEAK = Contestant("peak", "BLAS", LIMIT, "peak")
-RESIDENT = Contestant("resident memory", "cotrain", OURS, "resident", (("tasks", 50),))
+RESIDENT = Contestant("resident memory", "cotrain", OURS, "resident")
 
 
 @dataclass
@@ -93,17 +99,17 @@ class Process:
     """A contestant's process; see `benchmarks.worker`."""
 
     def __init__(self, contestant: Contestant, core: int, workload: Workload, directory: Path):
-        file = Path(tempfile.mkstemp(dir=directory)[1])
-        file.write_bytes(pickle.dumps(_changed(workload, dict(contestant.changes))))
+        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
+            pickle.dump(_changed(workload, contestant.changes), file)
         root = str(Path(__file__).parents[1])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", "benchmarks.worker", str(core), contestant.module, contestant.function]
         self.process = subprocess.Popen(
-            [*command, str(file)],
+            [*command, file.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": path} | COMPILED | {"JAX_COMPILATION_CACHE_DIR": f"{directory}/compiled"},
         )
         self.first = self.answer()
 
@@ -120,13 +126,23 @@ class Process:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class Crowd(NamedTuple):
+    """A contestant's processes, one for each core."""
+
+    contestant: Contestant
+    processes: list[Process]
 
 
 def bench(quick: bool = False) -> dict[str, Any]:
     """Every figure measured, and the ratios."""
-    rounds = 3 if quick else 5
+    rounds = 2 if quick else 3
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    workload = Workload(permuted_mnist(tasks=4 if quick else 8, examples=600 if quick else 1500))
+    workload = Workload(permuted_mnist(tasks=20, examples=250 if quick else 1000))
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -134,14 +150,15 @@ def bench(quick: bool = False) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         start = _Start(workload, Path(directory), cores, stack)
-        say(f"warming up {len(ONE_CORE)} contestants")
-        alone = start(ONE_CORE)
+        contestants = [contestant for contestant in ONE_CORE if contestant.quick or not quick]
+        say(f"warming up {len(contestants)} contestants")
+        alone = start(contestants)
         say(f"one core: {rounds} rounds")
         _take_turns(alone, rounds, cores[0])
         say(f"{len(cores)} cores: {rounds} rounds")
         crowds = _crowds(start, alone, cores)
-        machine = _all_cores(crowds, rounds, cores)
-        for process in [p for p, _ in alone] + [p for crowd in crowds.values() for p in crowd]:
+        machine = _all_cores(crowds, 1 if quick else rounds, cores)
+        for process in [p for p, _ in alone] + [p for crowd in crowds for p in crowd.processes]:
             process.close()
         say("growth")
         growing = start(GROWTH)
@@ -199,38 +216,37 @@ def _take_turns(running: list[tuple[Process, Measured]], rounds: int, core: int)
                 measured.microseconds.append(answer["seconds"] / answer["iterations"] * 1e6)
 
 
-def _crowds(
-    start: _Start, alone: list[tuple[Process, Measured]], cores: Sequence[int]
-) -> dict[Contestant, list[Process]]:
+def _crowds(start: _Start, alone: list[tuple[Process, Measured]], cores: Sequence[int]) -> list[Crowd]:
     """For each contestant of the whole machine, a process per core: the one that it has, and new ones."""
-    able = {m.contestant: process for process, m in alone if m.error is None}
-    more = [contestant for contestant in MACHINE if contestant in able for _ in cores[1:]]
-    crowds = {contestant: [able[contestant]] for contestant in MACHINE if contestant in able}
-    for process, measured in start(more):
-        crowds[measured.contestant].append(process)
-    return crowds
+    able = [(process, m.contestant) for process, m in alone if m.error is None and m.contestant in MACHINE]
+    more = iter(start(contestant for _, contestant in able for _ in cores[1:]))
+    return [Crowd(contestant, [process] + [next(more)[0] for _ in cores[1:]]) for process, contestant in able]
 
 
-def _all_cores(crowds: dict[Contestant, list[Process]], rounds: int, cores: Sequence[int]) -> list[dict[str, Any]]:
+def _all_cores(crowds: list[Crowd], rounds: int, cores: Sequence[int]) -> list[dict[str, Any]]:
     """Iterations a second of all cores together."""
-    throughput: dict[Contestant, list[float]] = {contestant: [] for contestant in crowds}
+    rates: list[list[float]] = [[] for _ in crowds]
     for _ in range(rounds):
-        for contestant, processes in crowds.items():
-            for process, core in zip(processes, cores, strict=True):
+        for crowd, measured in zip(crowds, rates, strict=True):
+            for process, core in zip(crowd.processes, cores, strict=True):
                 process.ask(core)
-            answers = [process.answer() for process in processes]
-            throughput[contestant].append(sum(a["iterations"] / a["seconds"] for a in answers))
+            answers = [process.answer() for process in crowd.processes]
+            measured.append(sum(answer["iterations"] / answer["seconds"] for answer in answers))
     return [
-        {"subject": c.subject, "name": c.name, "iterations_per_second": {"median": statistics.median(t), "rounds": t}}
-        for c, t in throughput.items()
+        {
+            "subject": crowd.contestant.subject,
+            "name": crowd.contestant.name,
+            "iterations_per_second": {"median": statistics.median(measured), "rounds": measured},
+        }
+        for crowd, measured in zip(crowds, rates, strict=True)
     ]
 
 
-def _changed(workload: Workload, changes: dict[str, Any]) -> Workload:
+def _changed(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     """The workload with other sizes; a number of tasks repeats the tasks that there are."""
     if "tasks" in changes:
         count = changes["tasks"]
-        changes = changes | {"tasks": [workload.tasks[i % len(workload.tasks)] for i in range(count)]}
+        changes = {**changes, "tasks": [workload.tasks[i % len(workload.tasks)] for i in range(count)]}
     return replace(workload, **changes)
 
 
@@ -238,7 +254,7 @@ def _ratios(one_core: list[Measured], growth: list[Measured], machine: list[dict
     """Medians over the rounds of one contestant's time over another's in the same round; None where one is missing."""
 
     def time_of(measured: list[Measured], subject: str, name: str) -> list[float]:
-        return next(m.microseconds for m in measured if m.contestant[:2] == (subject, name))
+        return next((m.microseconds for m in measured if m.contestant[:2] == (subject, name)), [])
 
     def over(a: list[float], b: list[float]) -> float | None:
         return statistics.median(x / y for x, y in zip(a, b, strict=True)) if a and b else None
@@ -275,5 +291,5 @@ def _ratios(one_core: list[Measured], growth: list[Measured], machine: list[dict
         "experts_1280_over_20_current": grown("current batch", "1280 experts", "20 experts"),
         "experts_1280_over_20_replay": grown("with replay", "1280 experts", "20 experts"),
         "tasks_200_over_20": grown("algorithm 1", "200 tasks", "20 tasks"),
-        "memory_100000_over_1000": grown("algorithm 1", "memory of 100000", "memory of 1000"),
+        "memory_100000_over_1000": grown("with replay", "memory of 100000", "20 experts"),
     }

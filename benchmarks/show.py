@@ -1,5 +1,6 @@
 """The benchmark's figures as tables, for a terminal or in Markdown, and as a picture."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ def markdown(figures: dict[str, Any]) -> str:
         rows = [headings, ["---"] + ["---:"] * (len(headings) - 1), *lines]
         parts.append(f"**{title}**\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in rows))
     return "\n\n".join(parts)
+
+
+def claims(text: str, figures: dict[str, Any]) -> str:
+    """The text with the measured ratio wherever it names one, as in `3.0×<!-- shared_bottom_vs_torch -->`."""
+    return re.sub(r"[\d.]+(×<!-- (\w+) -->)", lambda found: f"{figures['ratios'][found[2]]:.1f}{found[1]}", text)
 
 
 def draw(figures: dict[str, Any], path: Path) -> None:
@@ -40,7 +46,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
         axis.set(title=subject, xlabel="µs an iteration, one core")
     axis = axes[-1]
     for subject in ("current batch", "with replay"):
-        found = [m for m in figures["growth"] if m["subject"] == subject and m["microseconds"]["median"]]
+        found = [m for m in figures["growth"] if m["subject"] == subject and m["name"].endswith("experts")]
         experts = [int(m["name"].split()[0]) for m in found]
         axis.plot(experts, [m["microseconds"]["median"] for m in found], marker="o", label=subject)
     axis.set(title="cotrain, more experts", xlabel="experts of a layer", xscale="log", ylim=(0, None))

@@ -39,7 +39,9 @@ def test_an_example_runs(name, capsys):
     assert 0.85 < float(accuracy[1]) <= 1
 
 
-@pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/deviations.md"])
+@pytest.mark.parametrize(
+    "path", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/deviations.md", "docs/performance.md"]
+)
 def test_links_to_files_lead_somewhere(path):
     targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / path).read_text())
     missing = [target for target in targets if not (ROOT / path).parent.joinpath(target).exists()]

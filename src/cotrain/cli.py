@@ -148,6 +148,8 @@ class Bench:
     """draw the figure here"""
     into: Path | None = None
     """write the tables into this file, between <!-- table --> and <!-- /table -->"""
+    claims: Path | None = None
+    """renew the ratios in this file, wherever it has one as in 3.0×<!-- shared_bottom_vs_torch -->"""
     read: Path | None = None
     """show the figures of this file, written with --json, instead of measuring"""
 
@@ -159,7 +161,7 @@ class Bench:
             raise RuntimeError("cotrain bench needs a clone of the repository, with its benchmarks directory")
         sys.path.insert(0, str(clone))
         from benchmarks.bench import bench
-        from benchmarks.show import draw, markdown, tables
+        from benchmarks.show import claims, draw, markdown, tables
         from cotrain.report.table import insert
 
         figures = bench(self.quick) if self.read is None else json.loads(self.read.read_text())
@@ -171,6 +173,8 @@ class Bench:
         _say(f"figure: {self.figure}")
         if self.into is not None:
             self.into.write_text(insert(self.into.read_text(), markdown(figures)))
+        if self.claims is not None:
+            self.claims.write_text(claims(self.claims.read_text(), figures))
 
 
 @dataclass(frozen=True)

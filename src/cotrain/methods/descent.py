@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cotrain.data.batch import Batch
 from cotrain.errors import Invalid
-from cotrain.networks.routing import Network, Parameters, Path, narrow, widen
+from cotrain.networks.routing import Network, Parameters, Path, narrow, part_of, widen
 
 Optimizer = Callable[[Any], optax.GradientTransformation]  # from a learning rate
 
@@ -46,7 +46,7 @@ def descend(
     What is not on the path keeps its parameters and its moments to the bit, whatever the optimizer.
     """
     stacks, moments = learner.parameters.stacks, learner.moments.stacks
-    part = [narrow(stack, index) for stack, (index, _) in zip(stacks, path.entries, strict=True)]
+    part = part_of(learner.parameters, path).stacks
     layers = len(network.layers)
     stack_rates = [rates.experts] * layers + [rates.heads] + [rates.router] * layers
 
@@ -56,13 +56,25 @@ def descend(
 
     moving = [None if rate is None else entries for rate, entries in zip(stack_rates, part, strict=True)]
     value, gradients = jax.value_and_grad(loss)(moving)
-    for i, (index, active) in enumerate(path.entries):
-        if moving[i] is not None:
-            step = jax.vmap(optimizer(stack_rates[i]).update)
-            updates, kept = step(gradients[i], narrow(moments[i], index), part[i])
-            stacks[i] = widen(stacks[i], index, active, optax.apply_updates(part[i], updates))
-            moments[i] = widen(moments[i], index, active, kept)
+    for i, (index, active, repeat) in enumerate(path.entries):
+        if moving[i] is None:
+            continue
+        gradient = gradients[i]
+        if repeat and optimizer is not optax.sgd:  # plain descent can take the terms of a sum one by one
+            assert index is not None
+            assert active is not None
+            gradient, active = _summed(gradient, index, active)
+        updates, kept = jax.vmap(optimizer(stack_rates[i]).update)(gradient, narrow(moments[i], index), part[i])
+        stacks[i] = widen(stacks[i], index, active, updates, add=True)
+        moments[i] = widen(moments[i], index, active, kept)
     return Learner(Parameters.of(stacks), Parameters.of(moments)), value
+
+
+def _summed(gradient: Any, index: Int[Array, " N"], active: Bool[Array, " N"]) -> tuple[Any, Bool[Array, " N"]]:
+    """The gradients with those of an entry added up where it is first; and those places."""
+    first = ((index[:, None] == index[None, :]) & active[None, :]).argmax(axis=1)
+    summed = jax.tree.map(lambda g: jnp.zeros_like(g).at[first].add(g), gradient)
+    return summed, active & (first == jnp.arange(len(index)))
 
 
 def cross_entropy(logits: Float[Array, "B classes"], batch: Batch) -> Float[Array, ""]:

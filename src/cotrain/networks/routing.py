@@ -1,10 +1,10 @@
 """Routing networks: layers of experts, a router that picks K of them for each task, and a head per task.
 
 A step touches a *part* of the network, named by a `Path`: its experts (the members of each layer), and the router
-rows and heads of the tasks in the batch. `narrow` gathers that part, `widen` writes it back, and one code path
-runs it: every member on every example, combined by the gates.
+rows and heads of the batch's tasks. `narrow` gathers that part, `widen` writes it back. The members run on every
+example, combined by the gates; or, where there are many experts, each example has its own K of them.
 
-Axes: T tasks, E experts of a layer, K chosen, M members, D rows (the tasks of a batch, each once), B examples.
+Axes: T tasks, E experts of a layer, K chosen, M members, B examples, D rows (one for all examples, or each its own).
 """
 
 from collections.abc import Callable, Sequence
@@ -54,26 +54,39 @@ class Parameters(eqx.Module):
 class Route(NamedTuple):
     """The part that a layer plays in a step; None stands for all."""
 
-    members: Int[Array, " M"] | None = None  # the experts that take part; E is padding
+    members: Int[Array, " M"] | Int[Array, "B K"] | None = None  # the experts that take part; E is padding
     active: Bool[Array, " M"] | None = None  # the members that may learn
     chosen: Bool[Array, "D M"] | None = None  # the members that a row uses
     noise: Float[Array, "D E"] | None = None  # what was drawn to choose them
     gates: Float[Array, "1 M"] | None = None  # given weights, instead of the router's
 
 
+class Entries(NamedTuple):
+    """The entries of a stack that take part in a step; None stands for all."""
+
+    at: Int[Array, " N"] | None = None
+    active: Bool[Array, " N"] | None = None  # those that may learn
+    repeat: bool = False  # the same entry may be there several times
+
+
 class Path(NamedTuple):
     """The part of a network that a step touches."""
 
     tasks: Int[Array, " D"]
-    first: Bool[Array, " D"] | None  # rows that may learn, where a task repeated counts once; None: all
-    row: Int[Array, " B"] | None  # each example's row; None: there is one for all
+    real: Bool[Array, " D"] | None  # rows that may learn
     routes: tuple[Route, ...]
 
     @property
-    def entries(self) -> list[tuple[Array | None, Array | None]]:
-        """For each stack, which entries take part and which of those may learn."""
-        rows = (self.tasks, self.first)
-        return [(route.members, route.active) for route in self.routes] + [rows] * (1 + len(self.routes))
+    def entries(self) -> list[Entries]:
+        """For each stack, what takes part of it."""
+        rows = Entries(self.tasks, self.real, repeat=len(self.tasks) > 1)
+        return [self._experts(route) for route in self.routes] + [rows] * (1 + len(self.routes))
+
+    def _experts(self, route: Route) -> Entries:
+        if route.members is None or route.members.ndim == 1:
+            return Entries(route.members, route.active)
+        assert self.real is not None
+        return Entries(route.members.ravel(), jnp.repeat(self.real, route.members.shape[1]), repeat=True)
 
 
 class Layer(eqx.Module):
@@ -93,6 +106,13 @@ class Layer(eqx.Module):
     def run(self, arrays: Any, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """One expert on one example."""
         return eqx.combine(arrays, self.module)(x)
+
+    def outputs(self, stack: Any, route: Route, x: Float[Array, "B ..."]) -> Float[Array, "M B ..."]:
+        """Every member on every example; or, where each has its own, the K of each."""
+        if route.members is None or route.members.ndim == 1:
+            return jax.vmap(jax.vmap(self.run, (None, 0)), (0, None))(stack, x)
+        own = jax.tree.map(lambda a: a.reshape(len(x), -1, *a.shape[1:]), stack)  # [B, K, ...]
+        return jax.vmap(jax.vmap(self.run, (0, None)), out_axes=1)(own, x)
 
 
 class Network(eqx.Module):
@@ -142,16 +162,18 @@ class Network(eqx.Module):
         self, parameters: Parameters, task: Array, weight: Float[Array, " B"], noise: Sequence[Array | None]
     ) -> Path:
         """The routes for a batch of one task, or of each example's own: R̂ ← sample(R)."""
-        tasks, first, row = _rows(task, weight)
+        tasks, real = _rows(task, weight)
         routes = []
         for layer, router, draws in zip(self.layers, parameters.router, noise, strict=True):
             if router is None:
-                routes.append(Route(active=None if first is None else first.any(keepdims=True)))
+                routes.append(Route(active=None if real is None else real.any(keepdims=True)))
                 continue
+            if real is not None and draws is not None:  # examples of the same task take the same route
+                draws = draws[((tasks[:, None] == tasks[None, :]) & real[None, :]).argmax(axis=1)]
             logits = self._logits(narrow(router, tasks), draws)
             chosen = jax.lax.top_k(logits, layer.k)[1]  # [D, K]
-            routes.append(_route(chosen, first, layer.experts)._replace(noise=draws))
-        return Path(tasks, first, row, tuple(routes))
+            routes.append(_route(chosen, real, layer.experts)._replace(noise=draws))
+        return Path(tasks, real, tuple(routes))
 
     def best(self, parameters: Parameters, task: Int[Array, ""]) -> Path:
         """The routes that predictions for a task take: the K largest logits, without noise."""
@@ -202,19 +224,18 @@ class Network(eqx.Module):
                 active = (members < layer.experts) & (count > 0)
                 gates = gates.at[:, members].get(mode="fill", fill_value=0)
             routes.append(Route(members, active, gates > 0, None, gates))
-        tasks, first, row = _rows(batch.tasks, batch.weight)
-        return Path(tasks, first, row, tuple(routes))
+        return Path(*_rows(batch.tasks, batch.weight), tuple(routes))
 
     def apply(self, part: Parameters, path: Path, x: Float[Array, "B ..."]) -> Float[Array, "B classes"]:
         """The logits that a part of the network gives to a batch."""
         for layer, stack, router, route in zip(self.layers, part.experts, part.router, path.routes, strict=True):
-            outputs = jax.vmap(jax.vmap(layer.run, (None, 0)), (0, None))(stack, x)  # [M, B, ...]
-            x = outputs[0] if layer.experts == 1 else self._combine(layer, router, route, path.row, outputs)
+            outputs = layer.outputs(stack, route, x)  # [M, B, ...]
+            x = outputs[0] if layer.experts == 1 else self._combine(layer, router, route, outputs)
             x = x if self.activation is None else self.activation(x)
-        if path.row is None:
+        if len(path.tasks) == 1:
             head = jax.tree.map(lambda a: a[0], part.heads)
             return jax.vmap(self.head.run, (None, 0))(head, x)
-        return jax.vmap(self.head.run)(narrow(part.heads, path.row), x)
+        return jax.vmap(self.head.run)(part.heads, x)
 
     def predict(self, parameters: Parameters, task: Int[Array, ""], x: Float[Array, "B ..."]) -> Array:
         """The logits for examples of one task, by its best routes."""
@@ -248,7 +269,7 @@ class Network(eqx.Module):
         return _softmax(_at(logits, route.members), route.chosen)
 
     def _combine(
-        self, layer: Layer, router: Router, route: Route, row: Array | None, outputs: Float[Array, "M B ..."]
+        self, layer: Layer, router: Router, route: Route, outputs: Float[Array, "M B ..."]
     ) -> Float[Array, "B ..."]:
         """The gates' sum of the members' outputs; or, side by side, of those in each of K slots."""
         gates = self._gates(router, route)  # [D, M]
@@ -257,8 +278,6 @@ class Network(eqx.Module):
             slot = (jnp.cumsum(chosen, axis=1) - 1) % layer.k  # the first K members by index, then again
             gates = gates[..., None] * (slot[..., None] == jnp.arange(layer.k)[None, None, :])  # [D, M, K]
             outputs = outputs[:, :, None]  # [M, B, 1, ...]
-        if row is not None and gates.shape[0] > 1:
-            gates = gates[row]
         weights = jnp.moveaxis(gates, 0, 1)  # [M, B or 1, ...]
         combined = (weights.reshape(weights.shape + (1,) * (outputs.ndim - weights.ndim)) * outputs).sum(axis=0)
         if self.aggregation == "concatenate":
@@ -286,54 +305,53 @@ def narrow(stack: Any, index: Int[Array, " M"] | None) -> Any:
     return stack if index is None else jax.tree.map(lambda a: a.at[index].get(mode="clip"), stack)
 
 
-def widen(stack: Any, index: Int[Array, " M"] | None, active: Bool[Array, " M"] | None, entries: Any) -> Any:
-    """The stack with its active entries replaced."""
+def widen(
+    stack: Any, index: Int[Array, " M"] | None, active: Bool[Array, " M"] | None, entries: Any, *, add: bool = False
+) -> Any:
+    """The stack with its active entries replaced, or added to."""
 
     def write(old: Array, new: Array) -> Array:
         if index is None:
-            if active is None:
-                return new
-            return jnp.where(active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
-        place = index if active is None else jnp.where(active, index, len(old))
-        return old.at[place].set(new, mode="drop")
+            new = old + new if add else new
+            return new if active is None else jnp.where(active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
+        place = old.at[index if active is None else jnp.where(active, index, len(old))]
+        return place.add(new, mode="drop") if add else place.set(new, mode="drop")
 
     return jax.tree.map(write, stack, entries)
 
 
 def part_of(parameters: Parameters, path: Path) -> Parameters:
     """The part of the parameters that a path names: θ ⊙ R̂."""
-    return Parameters.of([narrow(stack, i) for stack, (i, _) in zip(parameters.stacks, path.entries, strict=True)])
+    entries = zip(parameters.stacks, path.entries, strict=True)
+    return Parameters.of([narrow(stack, taking_part.at) for stack, taking_part in entries])
 
 
-def _rows(task: Array, weight: Float[Array, " B"]) -> tuple[Array, Array | None, Array | None]:
-    """A batch's tasks, which of them are there for the first time, and each example's row among them."""
-    if task.ndim == 0:
-        return task[None], None, None
-    there = weight > 0
-    row = ((task[:, None] == task[None, :]) & there[None, :]).argmax(axis=1)
-    return task, there & (row == jnp.arange(len(task))), row
+def _rows(task: Array, weight: Float[Array, " B"]) -> tuple[Int[Array, " D"], Bool[Array, " D"] | None]:
+    """The tasks of a batch, one for all or each example's own, and which of them count."""
+    return (task[None], None) if task.ndim == 0 else (task, weight > 0)
 
 
-def _route(chosen: Int[Array, "D K"], first: Bool[Array, " D"] | None, experts: int) -> Route:
-    """The route through a layer, with as few members as there can be."""
+def _route(chosen: Int[Array, "D K"], real: Bool[Array, " D"] | None, experts: int) -> Route:
+    """The route through a layer that touches least."""
     if chosen.shape[1] == experts:
-        return Route(active=None if first is None else jnp.broadcast_to(first.any(), experts))
-    if first is None:
-        return Route(members=jnp.sort(chosen[0]))
-    if chosen.size >= experts:
-        mask = _among(jnp.arange(experts), chosen)
-        return Route(active=(mask & first[:, None]).any(axis=0), chosen=mask)
-    members = jnp.sort(jnp.where(first[:, None], chosen, experts).ravel())
-    active = (members < experts) & (members != jnp.concatenate([members[:1] - 1, members[:-1]]))
-    return Route(members, active, _among(members, chosen) & active[None, :])
+        return Route(active=None if real is None else jnp.broadcast_to(real.any(), experts))
+    chosen = jnp.sort(chosen, axis=1)
+    if real is None:
+        return Route(members=chosen[0])
+    if chosen.size < experts:
+        return Route(members=chosen)
+    mask = _among(jnp.arange(experts), chosen)
+    return Route(active=(mask & real[:, None]).any(axis=0), chosen=mask)
 
 
 def _among(members: Int[Array, " M"], chosen: Int[Array, "D K"]) -> Bool[Array, "D M"]:
     return (members[None, :, None] == chosen[:, None, :]).any(axis=2)
 
 
-def _at(logits: Float[Array, "D E"], members: Int[Array, " M"] | None) -> Float[Array, "D M"]:
-    return logits if members is None else logits.at[:, members].get(mode="clip")
+def _at(logits: Float[Array, "D E"], members: Int[Array, "..."] | None) -> Float[Array, "D M"]:
+    if members is None or members.ndim == 1:
+        return logits if members is None else logits.at[:, members].get(mode="clip")
+    return jnp.take_along_axis(logits, members, axis=1)
 
 
 def _softmax(logits: Float[Array, "D M"], chosen: Bool[Array, "D M"] | None) -> Float[Array, "D M"]:

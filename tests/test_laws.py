@@ -207,11 +207,12 @@ def dense_gradient(parameters, network, batch, masks, noise, tasks, row):
     [{}, {"layers": 1, "sampling": "noisy-top-k", "gates": "all", "aggregation": "concatenate"}],
     ids=["default", "other"],
 )
-def test_narrowed_steps_agree_with_dense_ones(options, batch):
+@pytest.mark.parametrize("optimizer", [optax.sgd, lambda lr: optax.sgd(lr)], ids=["term by term", "summed first"])
+def test_narrowed_steps_agree_with_dense_ones(options, optimizer, batch):
     network, noise = small(**options), normal(small(**options), batch.task.size)
-    before = filled(begin, network, optax.sgd, KEY)
+    before = filled(begin, network, optimizer, KEY)
     rates = {"experts": 0.3, "heads": 0.2, "router": 0.9}
-    after = step(network, optax.sgd, before, batch, noise, Rates(**jax.tree.map(jnp.array, rates)))
+    after = step(network, optimizer, before, batch, noise, Rates(**jax.tree.map(jnp.array, rates)))
 
     old = before.parameters
     masks = chosen(network, old, batch, noise)

@@ -80,7 +80,7 @@ def reference_state(state: Any) -> dict:
     """A copy of the engine's first state, as the reference wants it."""
 
     def modules(stack: Any) -> list[dict]:
-        weights, biases = np.array(stack.weight), np.array(stack.bias)
+        weights, biases = np.array(outputs_by_inputs(stack)), np.array(stack.bias)
         assert weights.dtype == biases.dtype == np.float64
         return [{"weight": weight, "bias": bias} for weight, bias in zip(weights, biases, strict=True)]
 
@@ -92,6 +92,11 @@ def reference_state(state: Any) -> dict:
         "memory": reference.empty_memory(),
         "used": [np.array(used) for used in state.used],
     }
+
+
+def outputs_by_inputs(stack: Any) -> Any:
+    """The weights of a stack, each [outputs, inputs] whichever way it holds them."""
+    return stack.weight.swapaxes(1, 2) if stack.alone else stack.weight
 
 
 def reference_noise(noise: Any) -> Any:
@@ -112,7 +117,7 @@ def deviation(state: Any, expected: dict) -> float:
     pairs = []
     stacks = [*parameters.experts, parameters.heads]
     for stack, modules in zip(stacks, [*expected["experts"], expected["heads"]], strict=True):
-        pairs.append((stack.weight, [module["weight"] for module in modules]))
+        pairs.append((outputs_by_inputs(stack), [module["weight"] for module in modules]))
         pairs.append((stack.bias, [module["bias"] for module in modules]))
     for router, logits in zip(parameters.router, expected["router"], strict=True):
         assert (router is None) == (logits is None)

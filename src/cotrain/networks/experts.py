@@ -20,32 +20,43 @@ Expert = Callable[[tuple[int, ...], PRNGKeyArray], Callable[[Array], Array]]  # 
 class Dense(eqx.Module):
     """A fully connected layer on a flattened input, with He-uniform weights and zero biases."""
 
-    weight: Float[Array, "units inputs"]
+    weight: Float[Array, "units inputs"] | Float[Array, "inputs units"]
     bias: Float[Array, " units"]
     activation: Callable[[Array], Array] = eqx.field(static=True)
+    alone: bool = eqx.field(static=True)
 
-    def __init__(self, inputs: int, units: int, activation: Callable[[Array], Array], key: PRNGKeyArray):
+    def __init__(
+        self, inputs: int, units: int, activation: Callable[[Array], Array], key: PRNGKeyArray, alone: bool = False
+    ):
         limit = math.sqrt(6 / inputs)
-        self.weight = jax.random.uniform(key, (units, inputs), minval=-limit, maxval=limit)
+        weight = jax.random.uniform(key, (units, inputs), minval=-limit, maxval=limit)
+        self.weight = weight.T if alone else weight
         self.bias = jnp.zeros(units)
         self.activation = activation
+        self.alone = alone
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, " units"]:
-        return self.activation(self.weight @ x.ravel() + self.bias)
+        x = x.ravel()
+        return self.activation((x @ self.weight if self.alone else self.weight @ x) + self.bias)
 
 
 @dataclass(frozen=True)
 class dense:
-    """One fully connected layer: the paper's expert."""
+    """One fully connected layer: the paper's expert.
+
+    One that is the only expert of its layer is faster with its weights the other way round (`alone`), as products of
+    several are not.
+    """
 
     units: int
     activation: Callable[[Array], Array] = jax.nn.relu
+    alone: bool = False
 
     def __post_init__(self):
         check_positive("units", self.units)
 
     def __call__(self, shape: tuple[int, ...], key: PRNGKeyArray) -> Dense:
-        return Dense(math.prod(shape), self.units, self.activation, key)
+        return Dense(math.prod(shape), self.units, self.activation, key, self.alone)
 
 
 class Chain(eqx.Module):

@@ -109,6 +109,8 @@ class Layer(eqx.Module):
 
     def outputs(self, stack: Any, route: Route, x: Float[Array, "B ..."]) -> Float[Array, "M B ..."]:
         """Every member on every example; or, where each has its own, the K of each."""
+        if self.experts == 1:
+            return jax.vmap(self.run, (None, 0))(jax.tree.map(lambda a: a[0], stack), x)[None]
         if route.members is None or route.members.ndim == 1:
             return jax.vmap(jax.vmap(self.run, (None, 0)), (0, None))(stack, x)
         own = jax.tree.map(lambda a: a.reshape(len(x), -1, *a.shape[1:]), stack)  # [B, K, ...]
@@ -406,7 +408,7 @@ def shared_bottom(spec: Spec, hidden: Sequence[int] = (256, 256)) -> Network:
     units = [check_positive("hidden", units) for units in hidden]
     if not units:
         raise Invalid("hidden", tuple(hidden), "give at least one layer")
-    return _network(spec, [dense(n) for n in units], [1] * len(units), [1] * len(units), sampling="none")
+    return _network(spec, [dense(n, alone=True) for n in units], [1] * len(units), [1] * len(units), sampling="none")
 
 
 def parameter_count(network: Network) -> int:

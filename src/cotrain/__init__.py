@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from cotrain.errors import Diverged as Diverged
     from cotrain.errors import Invalid as Invalid
     from cotrain.experiments.config import Config as Config
-    from cotrain.experiments.run import Result as Result
-    from cotrain.experiments.run import Results as Results
+    from cotrain.experiments.result import Result as Result
+    from cotrain.experiments.result import Results as Results
+    from cotrain.experiments.result import save as save
     from cotrain.experiments.run import run as run
     from cotrain.experiments.run import run_config as run_config
-    from cotrain.experiments.run import save as save
     from cotrain.memory import reservoir as reservoir
     from cotrain.methods.cotraining import cotraining as cotraining
     from cotrain.methods.finetune import finetune as finetune
@@ -48,7 +48,8 @@ _MODULES = {
     "cotrain.engine": ["Snapshot", "learn"],
     "cotrain.errors": ["Diverged", "Invalid"],
     "cotrain.experiments.config": ["Config"],
-    "cotrain.experiments.run": ["Result", "Results", "run", "run_config", "save"],
+    "cotrain.experiments.result": ["Result", "Results", "save"],
+    "cotrain.experiments.run": ["run", "run_config"],
     "cotrain.memory": ["reservoir"],
     "cotrain.methods.cotraining": ["cotraining"],
     "cotrain.methods.finetune": ["finetune"],

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
-from cotrain.errors import Diverged, Invalid, check_positive
+from cotrain.errors import Diverged, Invalid, check_name, check_positive
 from cotrain.experiments.config import BENCHMARKS, METHODS, NETWORKS, Config
+from cotrain.experiments.paper import BENCHMARKS as PAPER_BENCHMARKS
+from cotrain.experiments.paper import METHODS as PAPER_METHODS
 
 
 @dataclass(frozen=True)
@@ -60,38 +62,60 @@ class Run(Config):
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run the paper's method and its baseline on MNIST-Rotations at reduced size, and print the table."""
+    """Run the paper's grid, twice: as the paper has it and tuned; write its table, figures and a page."""
 
-    examples: int = 6000
-    """training examples per task; the paper has 60000"""
-    seeds: int = 2
-    """number of seeds; the paper has 15"""
-    out: Path = Path("runs/reproduce")
-    """directory for the records"""
+    scale: Literal["quick", "single", "paper"] = "quick"
+    """a tenth of the examples and one seed; all of them and one seed; or all of them and the paper's 15 seeds"""
+    out: Path | None = None
+    """directory for records and report; by default runs/SCALE"""
     data_dir: Path | None = None
     """directory with the data set's files, if you have them"""
     workers: int | None = None
     """worker processes; by default one per core, at most one per run; 1 runs in this process"""
 
     def __call__(self) -> None:
-        from cotrain.experiments.run import run_configs
-        from cotrain.report.table import PAPER, rows
+        from cotrain.experiments.grid import run_grid
+        from cotrain.experiments.paper import SCALES, cells
 
-        check_positive("seeds", self.seeds)
-        names = (("routing-network", "cotraining"), ("shared-bottom", "replay"))  # what takes longest comes first
-        configs = [Config(network=network, method=method, examples=self.examples) for network, method in names]
-        sizes = f"{self.seeds} seeds of {self.examples} examples a task"
-        for config in configs:
-            _say(f"{config.benchmark}: {config.method} on a {config.network}, {sizes}")
-        outs = [self.out / f"{config.network}-{config.method}" for config in configs]
-        results = run_configs(configs, self.seeds, outs, self.data_dir, _say, workers=self.workers)
-        records = [result.record(config) for config, some in zip(configs, results, strict=True) for result in some]
-        _print_table(rows(records))
-        ours, baseline = (PAPER[config.benchmark, config.network, config.method][0] for config in configs)
-        print(
-            f"With {self.examples} of the 60000 examples a task these are not the paper's numbers ({baseline:.3f} and"
-            f" {ours:.3f}, at full size). Few examples suit the shared bottom: see how well each task was just learned."
-        )
+        scale, out = SCALES[self.scale], self.out or Path("runs") / self.scale
+        options = {"data_dir": self.data_dir, "report": _say, "workers": self.workers}
+        failed = run_grid(cells(scale), range(scale.seeds), out, **options)
+        if failed:
+            raise RuntimeError(f"{len(failed)} runs failed; the same command tries them again")
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Search the options of each method of the paper's grid, on seeds and images that serve no reported run."""
+
+    benchmarks: tuple[str, ...] = PAPER_BENCHMARKS
+    """where to search"""
+    methods: tuple[str, ...] = tuple(PAPER_METHODS)
+    """for which methods of the grid"""
+    trials: int = 16
+    """trials of each method on each benchmark"""
+    out: Path = Path("runs/tune")
+    """directory for the search's journal and records; the same command goes on where it was"""
+    into: Path = Path("tuned.json")
+    """file for the search space, the budget and what was found; the presets read src/cotrain/experiments/tuned.json"""
+    data_dir: Path | None = None
+    """directory with the data set's files, if you have them"""
+    workers: int | None = None
+    """worker processes; by default one per core"""
+
+    def __call__(self) -> None:
+        from cotrain.experiments.tune import Budget, save, tune
+
+        for field, known in (("benchmarks", PAPER_BENCHMARKS), ("methods", PAPER_METHODS)):
+            for name in getattr(self, field):
+                check_name(field, name, known)
+        budget = Budget(trials=check_positive("trials", self.trials))
+        options = {"workers": self.workers, "data_dir": self.data_dir, "bars": sys.stderr.isatty(), "report": _say}
+        found = tune(self.benchmarks, self.methods, self.out, budget, **options)
+        save(found, self.into)
+        for benchmark, methods in found["found"].items():
+            for method, best in methods.items():
+                print(f"{benchmark}, {method}: {best['validation_acc']:.4f} with {best['options']}")
 
 
 @dataclass(frozen=True)
@@ -192,6 +216,7 @@ class List:
 Command = (
     Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
+    | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Table, tyro.conf.subcommand("table")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]

@@ -5,11 +5,13 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import numpy as np
 import optax
 
 from cotrain.data.arrays import load_arrays
 from cotrain.data.fetch import Dataset, load
 from cotrain.data.stream import Spec, Stream, permuted, rotated, share_of, split
+from cotrain.errors import Invalid
 from cotrain.experiments.config import BENCHMARKS, Config
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
@@ -99,6 +101,8 @@ def build(
 
 def build_stream(config: Config, dataset: Dataset, seed: int) -> Stream:
     """The stream of a configuration, for a run's seed."""
+    if config.validation is not None:
+        dataset = _held_out(dataset, config.validation)
     sizes = {"examples": config.examples, "test_examples": config.test_examples}
     seed = seed if config.stream_seed is None else config.stream_seed
     kind = BENCHMARKS[config.benchmark].stream
@@ -109,3 +113,12 @@ def build_stream(config: Config, dataset: Dataset, seed: int) -> Stream:
     else:
         stream = rotated(dataset, config.task_count, step=config.rotation_step, **sizes, seed=seed)
     return stream.shuffled() if config.method == "joint" else stream
+
+
+def _held_out(dataset: Dataset, count: int) -> Dataset:
+    """The data set with its last training images in the place of the test images."""
+    size = len(dataset.train_x)
+    if count >= size:
+        raise Invalid("validation", count, f"choose fewer than the {size} training images")
+    (train_x, test_x), (train_y, test_y) = (np.split(a, [size - count]) for a in (dataset.train_x, dataset.train_y))
+    return dataset._replace(train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)

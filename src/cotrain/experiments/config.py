@@ -55,6 +55,8 @@ class Config:
     """training examples per task; by default all"""
     test_examples: int | None = None
     """test examples per task; by default all"""
+    validation: int | None = None
+    """keep this many training images apart and test on those, for choosing options; by default test on the test set"""
     epochs: int = 1
     """passes over each task"""
     batch: int = 10
@@ -120,10 +122,10 @@ class Config:
             check_name(field, getattr(self, field), known)
         for field in ("epochs", "batch", "memory", "memory_batch"):
             check_positive(field, getattr(self, field))
-        for field in ("tasks", "examples", "test_examples", "units"):
+        for field in ("tasks", "examples", "test_examples", "validation", "units"):
             if getattr(self, field) is not None:
                 check_positive(field, getattr(self, field))
-        for field in ("tasks", "examples", "test_examples"):
+        for field in ("tasks", "examples", "test_examples", "validation"):
             if self.arrays is not None and getattr(self, field) is not None:
                 raise Invalid(field, getattr(self, field), "with your own arrays, leave it out")
         if self.stream_seed is not None and self.stream_seed < 0:
@@ -134,6 +136,12 @@ class Config:
     def record(self) -> dict[str, Any]:
         """The configuration as it is written to and read from JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is not as by default, as in `record`."""
+        usual = Config().record()
+        return {name: value for name, value in self.record().items() if value != usual[name]}
 
     @property
     def task_count(self) -> int:

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -25,7 +24,7 @@ from cotrain.experiments.config import Config
 
 if TYPE_CHECKING:
     from cotrain.experiments.progress import Done
-    from cotrain.experiments.run import Result
+    from cotrain.experiments.result import Result
 
 # The last is for XLA, whose flags no longer bound its threads; it matters where workers cannot be pinned (macOS).
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC"), "1")
@@ -50,38 +49,39 @@ class Settings(NamedTuple):
 
 
 def execute(
-    jobs: Sequence[Job],
+    jobs: Iterable[Job],
     *,
-    workers: int | None = None,
+    workers: int,
     data_dir: Path | None = None,
     chunk: int = 500,
-    on_progress: Callable[[Job, "Done"], None] | None = None,
+    on_progress: Callable[[Job, "Done"], None] = lambda job, done: None,
     meanwhile: Callable[[], None] = lambda: None,
-) -> Generator[tuple[Job, "Result"], None, None]:
-    """Runs jobs on all cores of a CPU, in the order given, and yields each with its result as it ends.
+) -> Generator[tuple[Job, "Result | Exception"], None, None]:
+    """Runs jobs on cores of a CPU, and yields each with its result, or with the error that ended it, as it ends.
 
-    The first error of a job, or the death of a worker, is raised here and ends all of it, as does closing the iterator.
-    Workers take a while to start; `meanwhile` is done in that time, and before any job.
+    A job is asked for when a worker is free, after what was yielded has been dealt with. The death of a worker ends its
+    job alone; another takes its place. Workers take a while to start; `meanwhile` is done in that time, before any job.
     """
-    waiting, cores, team = deque(jobs), available_cores(), list[Worker]()
+    waiting, cores, team = iter(jobs), available_cores(), list[Worker]()
     settings = Settings(data_dir, chunk, _options())
     try:
-        for i in range(worker_count(workers, len(jobs))):
+        for i in range(workers):
             team.append(Worker(cores[i % len(cores)], settings))
         meanwhile()
         for worker in team:
-            worker.give(waiting.popleft())
+            worker.give(next(waiting, None))
         while busy := {worker.connection: worker for worker in team if worker.job is not None}:
             for connection in wait(list(busy)):
                 worker = busy[cast(Any, connection)]
                 job, (kind, content) = cast(Job, worker.job), worker.receive()
-                if kind == "error":
-                    raise content
-                if kind == "result":
-                    worker.give(waiting.popleft() if waiting else None)
-                    yield job, content
-                elif on_progress is not None:
+                if kind == "done":
                     on_progress(job, content)
+                    continue
+                yield job, content
+                if kind == "died":
+                    worker.close()
+                    team[team.index(worker)] = worker = Worker(worker.core, settings)
+                worker.give(next(waiting, None))
     finally:
         for worker in team:
             worker.process.kill()
@@ -112,7 +112,7 @@ class Worker:
     """A worker process, as its parent sees it."""
 
     def __init__(self, core: int | None, settings: Settings):
-        self.job: Job | None = None
+        self.core, self.job = core, cast(Job | None, None)
         self.connection, theirs = Pipe()
         environment = {**os.environ, **SINGLE_THREADED, "JAX_PLATFORMS": "cpu"}
         environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
@@ -144,7 +144,7 @@ class Worker:
             code = self.process.wait()
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-            raise RuntimeError(f"{self.job}: its worker process {how}{hint}") from None
+            return "died", RuntimeError(f"{self.job}: its worker process {how}{hint}")
 
     def close(self) -> None:
         """Waits until it has ended."""

@@ -1,10 +1,12 @@
-"""How far runs are, for a person to see: a line for each that is running."""
+"""How far runs are, for a person to see: a line for each that is running, and one for all."""
 
+import time
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 
 class Done(NamedTuple):
@@ -16,37 +18,73 @@ class Done(NamedTuple):
 
 
 class Display:
-    """The running runs on standard error, each on its line; those that have ended stay above. Or nothing at all."""
+    """The runs on standard error: a bar for each that is running, below those that have ended.
 
-    def __init__(self, wanted: bool):
+    Without bars, as for a log, only the ends are told, if at all. `runs` are their names, or names with what each
+    costs, in any unit, from which the time left is reckoned.
+    """
+
+    def __init__(self, runs: Iterable[str] | Mapping[str, float], bars: bool, ends: bool = False):
+        self.costs = dict(runs) if isinstance(runs, Mapping) else dict.fromkeys(runs, 1.0)
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
-        self.bar = (
-            Progress(name, BarColumn(), note, TimeRemainingColumn(), console=Console(stderr=True)) if wanted else None
-        )
-        self.lines: dict[str, TaskID] = {}
+        self.bars = Progress(name, BarColumn(), note, console=self.console) if bars else None
+        self.ends = ends or bars
+        self.running: dict[str, Done] = {}
+        self.lines: dict[str | None, TaskID] = {}
+        self.ended: dict[str, bool] = {}  # whether it went well
+        self.started = time.monotonic()
 
     def __enter__(self) -> "Display":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        if self.bar is not None:
-            self.bar.stop()
+        if self.bars is not None:
+            self.bars.stop()
 
     def show(self, name: str, done: Done) -> None:
         """Brings a run's line up to date."""
-        if self.bar is None:
+        self.running[name] = done
+        if self.bars is None:
             return
-        if name not in self.lines:
-            self.bar.start()  # not before: what is fetched first has a bar of its own
-            self.lines[name] = self.bar.add_task(name, total=done.total, note=done.note)
-        self.bar.update(self.lines[name], completed=done.steps, note=done.note)
+        if not self.lines:
+            self.bars.start()  # not before: what is fetched first has a bar of its own
+        self._line(name, done.steps, done.total, done.note)
+        if len(self.costs) > 1:
+            self._line(None, self._done(), sum(self.costs.values()), self._left())
 
-    def end(self, name: str) -> None:
-        """Moves a run's line up, to those that have ended; without any that runs, there is no bar."""
-        if self.bar is not None and name in self.lines:
-            line = self.lines.pop(name)
-            note = next(task.fields["note"] for task in self.bar.tasks if task.id == line)
-            self.bar.remove_task(line)
-            self.bar.console.print(f"{name}: {note}", highlight=False)
-            if not self.lines:
-                self.bar.stop()
+    def end(self, name: str, note: str | None = None, failed: bool = False) -> None:
+        """Moves a run's line up, to those that have ended."""
+        last = self.running.pop(name, None)
+        self.ended[name] = not failed
+        note = note if note is not None or last is None else last.note
+        if self.bars is not None and name in self.lines:
+            self.bars.remove_task(self.lines.pop(name))
+        if self.ends:
+            counted = f"[{len(self.ended)}/{len(self.costs)}] " if len(self.costs) > 1 else ""
+            left = "" if self.bars is not None or len(self.ended) == len(self.costs) else f"; {self._left()}"
+            self.console.print(f"{counted}{name}: {note}{left}", markup=False)
+
+    def _line(self, name: str | None, done: float, total: float, note: str) -> None:
+        assert self.bars is not None
+        if name not in self.lines:
+            self.lines[name] = self.bars.add_task("" if name is None else name, total=total, note=note)
+        label = self._counts() if name is None else name
+        self.bars.update(self.lines[name], completed=done, note=note, description=label)
+
+    def _counts(self) -> str:
+        failed = sum(not well for well in self.ended.values())
+        finished = len(self.ended) - failed
+        return f"{finished} of {len(self.costs)} finished, {len(self.running)} running, {failed} failed"
+
+    def _done(self) -> float:
+        """The cost of what is done."""
+        under_way = sum(self.costs[name] * done.steps / max(done.total, 1) for name, done in self.running.items())
+        return sum(self.costs[name] for name in self.ended) + under_way
+
+    def _left(self) -> str:
+        done, total = self._done(), sum(self.costs.values())
+        if done < 0.01 * total:
+            return "time left: not known yet"
+        seconds = (time.monotonic() - self.started) * (total - done) / done
+        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"

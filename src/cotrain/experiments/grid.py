@@ -1,0 +1,97 @@
+"""Runs all cells of some tables over seeds, keeps each run in a store, and goes on where it was interrupted."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from cotrain.experiments.paper import Cell
+from cotrain.experiments.pool import Job
+from cotrain.experiments.progress import Display
+from cotrain.experiments.result import write_text
+from cotrain.experiments.run import run_jobs
+from cotrain.experiments.store import Store
+
+COSTS = {"replay": 2.0, "cotraining": 3.0}  # in steps of gradient descent a minibatch; 1 for the others
+
+
+def run_grid(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    directory: Path,
+    *,
+    data_dir: Path | None = None,
+    report: Callable[[str], None] = lambda line: None,
+    progress: bool | None = None,
+    **options: Any,
+) -> list[dict[str, str]]:
+    """Runs what is not in `directory`/records yet, seed by seed, and returns the runs that failed, with their errors.
+
+    Then `directory`/grid.json says which runs make up which cell. The options are those of `run_jobs`.
+    """
+    store = Store(directory / "records")
+    names = {
+        Job(cell.config, seed): f"{cell.benchmark}, {cell.method}, seed {seed}" for seed in seeds for cell in cells
+    }
+    jobs = [job for job in names if store.read(*job) is None]
+    report(f"{len(names) - len(jobs)} of {len(names)} runs are in {store.root}")
+    failed = _run(jobs, names, store, data_dir, report, progress, options) if jobs else []
+    write_text(directory / "grid.json", json.dumps(_manifest(cells, seeds, store, directory, failed), indent=1))
+    return failed
+
+
+def _run(
+    jobs: list[Job],
+    names: dict[Job, str],
+    store: Store,
+    data_dir: Path | None,
+    report: Callable[[str], None],
+    progress: bool | None,
+    options: dict[str, Any],
+) -> list[dict[str, str]]:
+    failed = []
+    unlike = _told_apart(names)
+    costs = {unlike[job]: COSTS.get(job.config.method, 1.0) for job in jobs}
+    bars = sys.stderr.isatty() if progress is None else progress
+    with Display(costs, bars, ends=True) as display:
+        runs = run_jobs(
+            jobs, data_dir, report, on_progress=lambda job, done: display.show(unlike[job], done), **options
+        )
+        with closing(runs):
+            for job, outcome in runs:
+                if isinstance(outcome, Exception):
+                    failed.append({"run": unlike[job], "error": str(outcome)})
+                    display.end(unlike[job], f"failed: {outcome}", failed=True)
+                else:
+                    store.keep(job.config, outcome)
+                    spent = sum(outcome.seconds.values())
+                    note = "" if outcome.bwt != outcome.bwt else f", BWT {outcome.bwt:.3f}"
+                    display.end(unlike[job], f"ACC {outcome.acc:.3f}{note} in {spent:.0f} s")
+    return failed
+
+
+def _told_apart(names: dict[Job, str]) -> dict[Job, str]:
+    """The names of jobs; one that another configuration has too is followed by the options."""
+    shared = {name for name in names.values() if list(names.values()).count(name) > 1}
+    hidden = {"benchmark", "network", "method"}
+
+    def name(job: Job) -> str:
+        options = (f"{key} {value}" for key, value in job.config.options.items() if key not in hidden)
+        return f"{names[job]} ({', '.join(options)})" if names[job] in shared else names[job]
+
+    return {job: name(job) for job in names}
+
+
+def _manifest(
+    cells: Sequence[Cell], seeds: Sequence[int], store: Store, directory: Path, failed: list[dict[str, str]]
+) -> dict[str, Any]:
+    """Which finished runs make up each cell of each table."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for table, benchmark, method, config in cells:
+        places = [store.place(config, seed) for seed in seeds]
+        runs = [place.relative_to(directory).as_posix() for place in places if (place / "result.json").exists()]
+        row = {"benchmark": benchmark, "method": method, "options": config.options, "runs": runs}
+        tables.setdefault(table, []).append(row)
+    return {"seeds": list(seeds), "tables": tables, "failed": failed}

@@ -1,0 +1,254 @@
+"""Searches the options of each method of the paper's grid, all with the same budget.
+
+Nothing here sees what is reported: the seeds serve no reported run, and the accuracy that counts is on training images
+that are kept apart. A search with few examples picks finalists, which run again at full size.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from cotrain.experiments.build import build
+from cotrain.experiments.config import Config
+from cotrain.experiments.paper import METHODS, preset
+from cotrain.experiments.pool import Job, execute, worker_count
+from cotrain.experiments.progress import Display
+from cotrain.experiments.result import write_text
+from cotrain.experiments.store import Store
+
+RATES: dict[str, BaseDistribution] = {
+    "lr": FloatDistribution(0.003, 0.5, log=True),
+    "memory_lr": FloatDistribution(0.003, 0.5, log=True),
+    "cotraining_lr": FloatDistribution(0.003, 0.5, log=True),
+    "router_lr": FloatDistribution(0.003, 3.0, log=True),
+}
+ROUTING: dict[str, BaseDistribution] = {
+    "noise": FloatDistribution(0.005, 0.5, log=True),
+    "sampling": CategoricalDistribution(["gaussian", "gumbel", "noisy-top-k", "none"]),
+    "gates": CategoricalDistribution(["chosen", "all"]),
+}
+HEADS: dict[str, BaseDistribution] = {"cotrain_heads": CategoricalDistribution([False, True])}
+FIRST = (0.1, 0.03, 0.01)  # rates tried before the search begins, for every method, with the other defaults
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What each method gets on each benchmark."""
+
+    trials: int = 16
+    examples: int | None = 10_000  # of a task, in a trial; None: all
+    finalists: int = 3  # which run at full size
+    validation: int | None = 5000  # training images kept apart
+    seed: int = 1000  # of the search's runs
+    final_seed: int = 1001
+
+
+def space(method: str) -> dict[str, BaseDistribution]:
+    """The options that are searched for a method of the grid."""
+    network, name = METHODS[method]
+    wanted = ["lr"]
+    if name in ("replay", "cotraining"):
+        wanted.append("memory_lr")
+    if name == "cotraining":
+        wanted.append("cotraining_lr")
+    if network != "routing-network" or name == "private":
+        return {option: RATES[option] for option in wanted}
+    options = {option: RATES[option] for option in [*wanted, "router_lr"]} | ROUTING
+    return options | HEADS if name == "cotraining" else options
+
+
+class Search:
+    """The search for one method on one benchmark."""
+
+    def __init__(self, benchmark: str, method: str, budget: Budget, storage: JournalStorage):
+        self.benchmark, self.method, self.budget, self.space = benchmark, method, budget, space(method)
+        sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=8, multivariate=True, constant_liar=True)
+        self.study = optuna.create_study(
+            study_name=f"{benchmark}, {method}, {key_of_budget(budget)}",
+            storage=storage,
+            sampler=sampler,
+            direction="maximize",
+            load_if_exists=True,
+        )
+        for trial in self.study.get_trials(states=[TrialState.RUNNING]):  # what an interrupted search left
+            self.study.tell(trial.number, state=TrialState.FAIL)
+            self.study.enqueue_trial(trial.params)
+        if not self.study.trials:
+            for rate in FIRST:
+                self.study.enqueue_trial({name: rate for name in self.space if name in RATES} | self._usual())
+
+    def _usual(self) -> dict[str, Any]:
+        usual = Config().record()
+        return {name: usual[name] for name in self.space if name not in RATES}
+
+    @property
+    def left(self) -> int:
+        """How many trials there are still to be."""
+        return self.budget.trials - len(self.study.get_trials(states=[TrialState.COMPLETE, TrialState.RUNNING]))
+
+    def ask(self) -> tuple[optuna.trial.Trial, Config]:
+        """The next trial and its configuration."""
+        trial = self.study.ask(self.space)
+        return trial, self.config(trial.params, self.budget.examples)
+
+    def config(self, options: dict[str, Any], examples: int | None) -> Config:
+        """A configuration of the search, with options from its space."""
+        config = preset(self.benchmark, self.method, "as-the-paper")
+        return replace(config, **_rounded(options), examples=examples, validation=self.budget.validation)
+
+    def finalists(self) -> list[Config]:
+        """The best trials, as they run at full size."""
+        done = self.study.get_trials(states=[TrialState.COMPLETE])
+        best = sorted(done, key=lambda trial: -(trial.value or 0))[: self.budget.finalists]
+        return [self.config(trial.params, None) for trial in best]
+
+
+def key_of_budget(budget: Budget) -> str:
+    """What a study is named after, so that another budget is another study."""
+    return f"{budget.examples} examples, {budget.validation} apart, seed {budget.seed}"
+
+
+class Asked(NamedTuple):
+    """A trial that is running."""
+
+    search: Search
+    trial: optuna.trial.Trial
+
+
+def tune(
+    benchmarks: Sequence[str],
+    methods: Sequence[str],
+    directory: Path,
+    budget: Budget,
+    *,
+    workers: int | None = None,
+    data_dir: Path | None = None,
+    bars: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Searches each method on each benchmark, on all cores; an interrupted search goes on where it was.
+
+    Returns what was searched, with which budget, and what was found.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    directory.mkdir(parents=True, exist_ok=True)
+    storage = JournalStorage(JournalFileBackend(str(directory / "journal.log")))
+    searches = [Search(benchmark, method, budget, storage) for benchmark in benchmarks for method in methods]
+    store = Store(directory / "records")
+    first = searches[0].config({}, budget.examples)
+    options = {"data_dir": data_dir, "meanwhile": lambda: build(first, data_dir, report)}  # fetches the data once
+    _search(searches, store, workers, bars, options)
+    _final(searches, store, workers, bars, options)
+    return {
+        "budget": asdict(budget),
+        "space": {method: {name: _plain(known) for name, known in space(method).items()} for method in methods},
+        "found": {
+            benchmark: {s.method: _found(s, store) for s in searches if s.benchmark == benchmark}
+            for benchmark in benchmarks
+        },
+    }
+
+
+def _search(searches: Sequence[Search], store: Store, workers: int | None, bars: bool, options: dict[str, Any]) -> None:
+    """Runs all trials that are left, in turns, and tells the studies what came of them."""
+    left = {search: max(search.left, 0) for search in searches}
+    asked, names = dict[Job, list[Asked]](), dict[Job, str]()
+
+    def name(search: Search, turn: int) -> str:
+        number = search.budget.trials - left[search] + turn + 1
+        return f"{search.benchmark}, {search.method}, trial {number} of {search.budget.trials}"
+
+    total = [name(search, turn) for search in searches for turn in range(left[search])]
+
+    def jobs() -> Iterator[Job]:
+        for turn in range(max(left.values(), default=0)):
+            for search in searches:
+                if turn < left[search]:
+                    trial, config = search.ask()
+                    job = Job(config, search.budget.seed)
+                    asked.setdefault(job, []).append(Asked(search, trial))
+                    names[job] = name(search, turn)
+                    yield job
+
+    if not total:
+        return
+    with Display(total, bars, ends=True) as display:
+        count = worker_count(workers, len(total))
+        runs = execute(jobs(), workers=count, on_progress=lambda job, done: display.show(names[job], done), **options)
+        with closing(runs):
+            for job, outcome in runs:
+                search, trial = asked[job].pop(0)
+                value = 0.0 if isinstance(outcome, Exception) else outcome.acc  # what diverges learns nothing
+                search.study.tell(trial, value)
+                display.end(names[job], f"{value:.4f} with {_short(trial.params)}")
+                if not isinstance(outcome, Exception):
+                    store.keep(job.config, outcome)
+
+
+def _final(searches: Sequence[Search], store: Store, workers: int | None, bars: bool, options: dict[str, Any]) -> None:
+    """Runs the finalists that are not in the store yet."""
+    names = {
+        Job(config, search.budget.final_seed): f"{search.benchmark}, {search.method}, finalist {place + 1}"
+        for search in searches
+        for place, config in enumerate(search.finalists())
+    }
+    jobs = [job for job in names if store.read(*job) is None]
+    if not jobs:
+        return
+    with Display([names[job] for job in jobs], bars, ends=True) as display:
+        count = worker_count(workers, len(jobs))
+        runs = execute(jobs, workers=count, on_progress=lambda job, done: display.show(names[job], done), **options)
+        with closing(runs):
+            for job, outcome in runs:
+                if isinstance(outcome, Exception):
+                    display.end(names[job], f"failed: {outcome}", failed=True)
+                else:
+                    store.keep(job.config, outcome)
+                    display.end(names[job], f"{outcome.acc:.4f}")
+
+
+def _found(search: Search, store: Store) -> dict[str, Any]:
+    """The best finalist's options, and all that was tried."""
+    tried = []
+    for config in search.finalists():
+        record = store.read(config, search.budget.final_seed)
+        if record is not None:
+            tried.append((record["acc"], {name: getattr(config, name) for name in search.space}))
+    acc, options = max(tried, key=lambda pair: pair[0])
+    trials = search.study.get_trials(states=[TrialState.COMPLETE])
+    return {
+        "options": options,
+        "validation_acc": acc,
+        "finalists": [{"acc": acc, **options} for acc, options in tried],
+        "trials": [{"acc": round(trial.value or 0, 4), **_rounded(trial.params)} for trial in trials],
+    }
+
+
+def save(found: dict[str, Any], path: Path) -> None:
+    """Writes what was found, for `paper.preset` to read; a line per trial."""
+    write_text(path, re.sub(r"\{[^{}]*\}", lambda flat: " ".join(flat[0].split()), json.dumps(found, indent=1)))
+
+
+def _rounded(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in options.items()}
+
+
+def _short(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in _rounded(options).items())
+
+
+def _plain(known: BaseDistribution) -> Any:
+    if isinstance(known, FloatDistribution):
+        return {"from": known.low, "to": known.high, "log": known.log}
+    assert isinstance(known, CategoricalDistribution)
+    return list(known.choices)

@@ -1,0 +1,199 @@
+"""The store and the grid: what is found again, what is run, what is told, and what an interruption costs."""
+
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from cotrain.experiments import paper, store
+from cotrain.experiments.config import Config
+from cotrain.experiments.grid import run_grid
+from cotrain.experiments.paper import METHODS, SCALES, Cell, cells
+from cotrain.experiments.store import Store, key_of
+
+SMALL = {"hidden": (8,), "layers": 1, "experts": 4, "k": 2, "memory": 20}
+
+
+@pytest.fixture
+def small(tmp_path) -> list[Cell]:
+    """Two methods on two tasks."""
+    draws, parts = np.random.default_rng(0), {}
+    for task in range(2):
+        for part, size in (("train", 60), ("test", 9)):
+            parts[f"{part}_x_{task}"] = draws.normal(size=(size, 6)).astype(np.float32)
+            parts[f"{part}_y_{task}"] = np.arange(size) % 3
+    np.savez(tmp_path / "tasks.npz", **parts)
+    config = Config(arrays=str(tmp_path / "tasks.npz"), network="shared-bottom", **SMALL)
+    return [
+        Cell("as-the-paper", "toy", "shared bottom", replace(config, method="finetune")),
+        Cell("as-the-paper", "toy", "shared bottom + replay", replace(config, method="replay")),
+        Cell("tuned", "toy", "shared bottom", replace(config, method="finetune", lr=0.05)),
+        Cell("tuned", "toy", "shared bottom + replay", replace(config, method="replay")),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def compiled(tmp_path_factory):
+    """What is compiled is shared between the processes of a test."""
+    before = {name: jax.config.values[name] for name in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")}
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """All records, without what differs from run to run: the times."""
+    found = {}
+    for path in directory.rglob("*"):
+        if path.name == "result.json":
+            record = json.loads(path.read_text())
+            del record["seconds"]
+            found[str(path.relative_to(directory))] = json.dumps(record).encode()
+        elif path.is_file() and not path.name.startswith("."):  # what was being written when it was killed
+            found[str(path.relative_to(directory))] = path.read_bytes()
+    return found
+
+
+# The store
+
+
+def test_a_run_is_found_by_its_content(monkeypatch):
+    keys = [key_of(config) for config in (Config(), Config(lr=0.2), Config(lr=0.2, k=2), Config(examples=100))]
+    assert len(set(keys)) == 4
+    assert key_of(Config(lr=0.1, k=4)) == keys[0]
+    monkeypatch.setattr(store, "NUMERICS", store.NUMERICS + 1)
+    assert key_of(Config()) != keys[0]
+
+
+def test_an_option_that_comes_later_leaves_the_names_of_runs_alone(monkeypatch):
+    before, record = key_of(Config(lr=0.2)), Config.record
+    monkeypatch.setattr(Config, "record", lambda self: record(self) | {"new": None})
+    assert key_of(Config(lr=0.2)) == before
+
+
+def test_what_is_not_finished_is_not_there(tmp_path):
+    kept = Store(tmp_path)
+    assert kept.read(Config(), 3) is None
+    place = kept.place(Config(), 3)
+    place.mkdir(parents=True)
+    (place / ".result.json.x").write_text("{")  # what a crash leaves
+    assert kept.read(Config(), 3) is None
+    (place / "result.json").write_text('{"acc": 1}')
+    assert kept.read(Config(), 3) == {"acc": 1}
+    assert kept.read(Config(), 4) is None
+
+
+# The paper's grid
+
+
+def test_both_tables_have_all_cells_of_the_paper_and_the_controls():
+    grid = cells(SCALES["paper"])
+    assert len(grid) == len({(cell.table, cell.benchmark, cell.method) for cell in grid}) == 2 * 2 * 7
+    for cell in grid:
+        assert (cell.config.network, cell.config.method) == METHODS[cell.method]
+        assert cell.config.benchmark == cell.benchmark
+        assert cell.config.validation is None
+        if cell.table == "as-the-paper":
+            assert set(cell.config.options) <= {"benchmark", "network", "method"}
+    assert {cell.config.examples for cell in cells(SCALES["quick"])} == {6000}
+
+
+def test_the_tuned_table_has_what_tuning_found(monkeypatch, tmp_path):
+    found = {"permuted-mnist": {"MoE": {"options": {"lr": 0.02, "gates": "all"}}}}
+    (tmp_path / "tuned.json").write_text(json.dumps({"found": found}))
+    monkeypatch.setattr(paper, "TUNED", tmp_path / "tuned.json")
+    tuned = {(cell.benchmark, cell.method): cell.config for cell in cells(SCALES["single"]) if cell.table == "tuned"}
+    assert tuned["permuted-mnist", "MoE"].options == {
+        "benchmark": "permuted-mnist",
+        "method": "finetune",
+        "lr": 0.02,
+        "gates": "all",
+    }
+    assert tuned["rotated-mnist", "MoE"].lr == 0.1
+
+
+# Running it
+
+
+def test_a_grid_runs_once_and_says_which_runs_make_up_which_cell(small, tmp_path):
+    said = []
+    assert run_grid(small, [0, 1], tmp_path, workers=1, report=said.append) == []
+    assert said[0].startswith("0 of 6 runs")
+    first = files(tmp_path)
+    assert sum(name.endswith("result.json") for name in first) == 6  # replay is the same in both tables
+    manifest = json.loads((tmp_path / "grid.json").read_text())
+    for table, rows in manifest["tables"].items():
+        for row in rows:
+            assert len(row["runs"]) == 2
+            for run, seed in zip(row["runs"], (0, 1), strict=True):
+                record = json.loads((tmp_path / run / "result.json").read_text())
+                assert record["seed"] == seed
+                assert record["config"]["lr"] == (0.05 if (table, row["method"]) == ("tuned", "shared bottom") else 0.1)
+
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    assert run_grid(small, [0, 1], tmp_path, workers=1, report=said.append) == []
+    assert said[-1].startswith("6 of 6 runs")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failed_run_is_told_and_stops_no_other(small, tmp_path, capsys, workers):
+    bad = small[0]._replace(table="tuned", method="MoE", config=replace(small[0].config, lr=1e30))
+    [failure] = run_grid([bad, *small[:2]], [0], tmp_path, workers=workers)
+    assert failure["run"].startswith("toy, MoE, seed 0")
+    assert "the loss became" in failure["error"]
+    manifest = json.loads((tmp_path / "grid.json").read_text())
+    assert manifest["failed"] == [failure]
+    assert [len(row["runs"]) for rows in manifest["tables"].values() for row in rows] == [0, 1, 1]
+    told = capsys.readouterr().err
+    assert "toy, MoE, seed 0: failed: lr: the loss became" in told
+    assert told.count("ACC") == 2
+
+
+GRID = """
+import pickle, sys
+from pathlib import Path
+from cotrain.experiments.grid import run_grid
+cells, seeds, directory = pickle.loads(bytes.fromhex(sys.argv[1]))
+raise SystemExit(len(run_grid(cells, seeds, Path(directory), workers=2)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_killed_grid_ends_as_an_undisturbed_one(small, tmp_path):
+    longer = [cell._replace(config=replace(cell.config, epochs=400)) for cell in small]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "1"}
+    environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.values["jax_compilation_cache_dir"]
+
+    def start(directory):
+        arguments = pickle.dumps((longer, [0, 1], str(directory))).hex()
+        return subprocess.Popen([sys.executable, "-c", GRID, arguments], env=environment, stderr=subprocess.DEVNULL)
+
+    assert start(whole).wait() == 0
+    draws = random.Random(0)
+    for attempt in range(4):  # once it has kept some more runs, at any moment of the next
+        process = start(killed)
+        while len(list(killed.rglob("result.json"))) <= attempt:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(draws.uniform(0, 0.3))
+        tasks = Path(f"/proc/{process.pid}/task")
+        workers = [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+        victim = draws.choice(workers) if attempt % 2 and workers else process.pid
+        os.kill(victim, signal.SIGKILL)
+        assert process.wait() != 0  # a run is missing, or the grid itself was killed
+    assert start(killed).wait() == 0
+    assert files(killed) == files(whole)

@@ -1,0 +1,108 @@
+"""The search: equal budgets, what it never sees, and that it goes on where it was."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cotrain.data.fetch import Dataset
+from cotrain.errors import Invalid
+from cotrain.experiments import tune as tuning
+from cotrain.experiments.build import build_stream
+from cotrain.experiments.config import Config
+from cotrain.experiments.paper import METHODS, SCALES, cells
+from cotrain.experiments.tune import Budget, save, space, tune
+
+WHERE, WHAT = "permuted-mnist", ["shared bottom", "MoE + replay + co-training"]
+BUDGET = Budget(trials=4, examples=None, finalists=2, validation=None)
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path, monkeypatch):
+    """Searches on two tasks of random points, in place of a benchmark."""
+    draws, parts = np.random.default_rng(0), {}
+    for task in range(2):
+        for part, size in (("train", 40), ("test", 30)):
+            parts[f"{part}_x_{task}"] = draws.normal(size=(size, 6)).astype(np.float32)
+            parts[f"{part}_y_{task}"] = np.arange(size) % 3
+    np.savez(tmp_path / "tasks.npz", **parts)
+
+    def preset(benchmark, method, table):
+        network, name = METHODS[method]
+        arrays = str(tmp_path / "tasks.npz")
+        return Config(
+            arrays=arrays,
+            network=network,
+            method=name,
+            hidden=(8,),
+            layers=1,
+            experts=4,
+            k=2,
+            memory=20,
+            memory_batch=3,
+        )
+
+    monkeypatch.setattr(tuning, "preset", preset)
+
+
+def test_every_method_gets_the_same_budget_and_the_best_is_found(tmp_path):
+    found = tune([WHERE], WHAT, tmp_path, BUDGET, workers=1)
+    for method in WHAT:
+        best = found["found"][WHERE][method]
+        assert len(best["trials"]) == BUDGET.trials
+        assert len(best["finalists"]) == BUDGET.finalists
+        assert set(best["options"]) == set(space(method)) == set(found["space"][method])
+        assert best["validation_acc"] == max(finalist["acc"] for finalist in best["finalists"])
+        assert [trial["lr"] for trial in best["trials"][:3]] == [0.1, 0.03, 0.01]
+    assert found["budget"]["trials"] == 4
+
+    save(found, tmp_path / "tuned.json")
+    assert json.loads((tmp_path / "tuned.json").read_text()) == json.loads(json.dumps(found))
+
+
+def test_an_interrupted_search_goes_on_where_it_was(tmp_path, monkeypatch):
+    execute, runs = tuning.execute, []
+
+    def interrupted(*arguments, **options):
+        for i, run in enumerate(execute(*arguments, **options)):
+            if i == 2 and len(runs) < 3:
+                raise KeyboardInterrupt
+            runs.append(run)
+            yield run
+
+    monkeypatch.setattr(tuning, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tune([WHERE], WHAT, tmp_path, BUDGET, workers=1)
+    found = tune([WHERE], WHAT, tmp_path, BUDGET, workers=1)
+    assert all(len(found["found"][WHERE][method]["trials"]) == BUDGET.trials for method in WHAT)
+    tried = [job for job, _ in runs if job.seed == BUDGET.seed]
+    assert len(tried) == len(WHAT) * BUDGET.trials
+    assert tune([WHERE], WHAT, tmp_path, BUDGET, workers=1) == found
+    assert len([job for job, _ in runs if job.seed == BUDGET.seed]) == len(tried)
+
+
+def test_a_rate_that_diverges_is_no_finalist(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "FIRST", (1e30, 0.1, 0.05))
+    monkeypatch.setitem(tuning.RATES, "lr", tuning.FloatDistribution(0.003, 1e30, log=True))
+    found = tune([WHERE], WHAT[:1], tmp_path, replace(BUDGET, trials=3), workers=1)
+    best = found["found"][WHERE][WHAT[0]]
+    assert sorted(trial["acc"] for trial in best["trials"])[0] == 0
+    assert best["options"]["lr"] <= 0.1
+
+
+def test_the_search_sees_neither_the_test_images_nor_a_reported_seed():
+    shape = (28, 28)
+    train_x = np.arange(30, dtype=np.uint8)[:, None, None] * np.ones(shape, np.uint8)
+    test_x = np.full((5, *shape), 200, np.uint8)
+    dataset = Dataset("toy", train_x, np.arange(30, dtype=np.uint8) % 10, test_x, np.zeros(5, np.uint8))
+    stream = build_stream(Config(benchmark="permuted-mnist", tasks=2, validation=8), dataset, 0)
+    train, test = (sorted(np.unique(part.x[:, 0, 0]).tolist()) for part in stream[1])
+    assert train == list(range(22))
+    assert test == list(range(22, 30))
+    with pytest.raises(Invalid, match=r"^validation: 30 is not valid; choose fewer than the 30 training images$"):
+        build_stream(Config(validation=30), dataset, 0)
+
+    reported = set(range(max(scale.seeds for scale in SCALES.values())))
+    assert not reported & {Budget().seed, Budget().final_seed}
+    assert {cell.config.validation for cell in cells(SCALES["paper"])} == {None}

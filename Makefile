@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP_INSTALL := -m pip install --disable-pip-version-check -q
 
-.PHONY: help install test test-slow test-network lint format reproduce bench lock clean
+.PHONY: help install test test-slow test-network lint format reproduce bench numbers lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -42,12 +42,15 @@ format: install ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-reproduce: install ## run the paper's method and its baseline at reduced size
+reproduce: install ## the paper's table, figures and page, with a tenth of the examples and one seed
 	$(BIN)/cotrain reproduce
 
 bench: install ## measure the speed beside PyTorch and Avalanche, which it installs
 	$(BIN)/python $(PIP_INSTALL) --no-build-isolation -e '.[bench]'
 	$(BIN)/cotrain bench
+
+numbers: install ## record what runs give, after a change that is meant to alter it
+	cd tests && ../$(BIN)/python test_numerics.py
 
 # The lock is made from the public index alone, whatever the local pip configuration says.
 lock: ## re-generate requirements.txt, in a throw-away environment

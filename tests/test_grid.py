@@ -1,5 +1,6 @@
 """The store and the grid: what is found again, what is run, what is told, and what an interruption costs."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -15,7 +16,8 @@ import jax
 import numpy as np
 import pytest
 
-from cotrain.experiments import paper, store
+from cotrain.data.fetch import SHA256
+from cotrain.experiments import paper, provenance, store
 from cotrain.experiments.config import Config
 from cotrain.experiments.grid import run_grid
 from cotrain.experiments.paper import METHODS, SCALES, Cell, cells
@@ -93,6 +95,31 @@ def test_what_is_not_finished_is_not_there(tmp_path):
     (place / "result.json").write_text('{"acc": 1}')
     assert kept.read(Config(), 3) == {"acc": 1}
     assert kept.read(Config(), 4) is None
+
+
+def test_a_record_says_what_made_it(small, tmp_path):
+    run_grid(small[:1], [3], tmp_path, workers=1)
+    record = Store(tmp_path / "records").read(small[0].config, 3)
+    assert record is not None
+    assert record["software"]["jax"] == jax.__version__
+    assert set(record["software"]) >= {"commit", "cotrain", "python", "numpy", "on"}
+    digest = hashlib.sha256(Path(small[0].config.arrays or "").read_bytes()).hexdigest()
+    assert record["data"] == {"name": "tasks.npz", "sha256": [digest]}
+    assert provenance.data(Config())["sha256"] == list(SHA256["mnist"])
+
+
+def test_a_commit_is_named_in_a_clone_alone(tmp_path):
+    assert provenance._commit(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text("1")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    clean = provenance._commit(tmp_path)
+    assert clean is not None
+    assert len(clean) == 40
+    (tmp_path / "src" / "a.py").write_text("2")
+    assert provenance._commit(tmp_path) == f"{clean}+"
 
 
 # The paper's grid

@@ -5,13 +5,13 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cotrain import metrics
+from cotrain.experiments import provenance
 from cotrain.experiments.config import Config
 
 # Raised, with a line in the changelog, by a change after which the same configuration gives other numbers.
@@ -60,7 +60,6 @@ class Result:
         """What goes into `result.json`."""
         numbers = {name: _json(getattr(self, name)) for name in METRICS}
         return {
-            "version": version("cotrain"),
             "numerics": NUMERICS,
             "config": None if config is None else config.record(),
             "seed": self.seed,
@@ -69,6 +68,8 @@ class Result:
             "initial_accuracy": _json(self.initial),
             "parameters": self.parameters,
             "seconds": self.seconds,
+            "software": provenance.software(),
+            "data": None if config is None else provenance.data(config),
         }
 
     def routing(self) -> dict[str, np.ndarray]:

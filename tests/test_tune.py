@@ -57,8 +57,13 @@ def test_every_method_gets_the_same_budget_and_the_best_is_found(tmp_path):
         assert [trial["lr"] for trial in best["trials"][:3]] == [0.1, 0.03, 0.01]
     assert found["budget"]["trials"] == 4
 
-    save(found, tmp_path / "tuned.json")
+    for method in WHAT:  # one after the other, into the same file
+        part = {**found, "space": {method: found["space"][method]}}
+        save({**part, "found": {WHERE: {method: found["found"][WHERE][method]}}}, tmp_path / "tuned.json")
     assert json.loads((tmp_path / "tuned.json").read_text()) == json.loads(json.dumps(found))
+    other = {**found, "budget": {"trials": 1}, "found": {}}
+    save(other, tmp_path / "tuned.json")
+    assert json.loads((tmp_path / "tuned.json").read_text()) == json.loads(json.dumps(other))
 
 
 def test_an_interrupted_search_goes_on_where_it_was(tmp_path, monkeypatch):

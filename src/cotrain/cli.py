@@ -78,10 +78,34 @@ class Reproduce:
         from cotrain.experiments.paper import SCALES, cells
 
         scale, out = SCALES[self.scale], self.out or Path("runs") / self.scale
-        options = {"data_dir": self.data_dir, "report": _say, "workers": self.workers}
+        options = {"scale": self.scale, "data_dir": self.data_dir, "report": _say, "workers": self.workers}
         failed = run_grid(cells(scale), range(scale.seeds), out, **options)
+        page = out / "index.html"
+        if page.exists() and page.stat().st_mtime > (out / "grid.json").stat().st_mtime:
+            _print_results(out)
+            _say(f"report: {page}")
+        else:
+            Report(out)()
         if failed:
             raise RuntimeError(f"{len(failed)} runs failed; the same command tries them again")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the report of a directory of runs: tables, statistical tests, figures, and a page for the browser."""
+
+    directory: Annotated[Path, tyro.conf.Positional]
+    """what `cotrain reproduce` or `cotrain run --out` has written"""
+    out: Path | None = None
+    """where to write it; by default there"""
+
+    def __call__(self) -> None:
+        from cotrain.report.write import write_report
+
+        _print_results(self.directory)
+        _say("writing the report …")
+        [page] = [file for file in write_report(self.directory, self.out) if file.name == "index.html"]
+        _say(f"report: {page}")
 
 
 @dataclass(frozen=True)
@@ -216,6 +240,7 @@ class List:
 Command = (
     Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Table, tyro.conf.subcommand("table")]
@@ -278,6 +303,19 @@ def _print_table(table: list) -> None:
     from cotrain.report.table import lines_of
 
     _print_grid(lines_of(table))
+
+
+def _print_results(directory: Path) -> None:
+    """The results' tables, without intervals: those, tests and the rest are in the report."""
+    from cotrain.report.sheets import results
+    from cotrain.report.study import read_study
+
+    for table in read_study(directory).tables:
+        sheet = results(table)
+        kept = [i for i, heading in enumerate(sheet.headings) if "95 %" not in heading]
+        _print_grid([[line[i] for i in kept] for line in (sheet.headings, *sheet.lines)], sheet.title)
+        for note in sheet.notes:
+            print(note)
 
 
 def _print_grid(lines: Sequence[Sequence[str]], title: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ def run_grid(
     seeds: Sequence[int],
     directory: Path,
     *,
+    scale: str | None = None,
     data_dir: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
     progress: bool | None = None,
@@ -29,7 +30,8 @@ def run_grid(
 ) -> list[dict[str, str]]:
     """Runs what is not in `directory`/records yet, seed by seed, and returns the runs that failed, with their errors.
 
-    Then `directory`/grid.json says which runs make up which cell. The options are those of `run_jobs`.
+    `directory`/grid.json says which finished runs make up which cell, at which `scale`, from the start on. The options
+    are those of `run_jobs`.
     """
     store = Store(directory / "records")
     names = {
@@ -37,8 +39,20 @@ def run_grid(
     }
     jobs = [job for job in names if store.read(*job) is None]
     report(f"{len(names) - len(jobs)} of {len(names)} runs are in {store.root}")
-    failed = _run(jobs, names, store, data_dir, report, progress, options) if jobs else []
-    write_text(directory / "grid.json", json.dumps(_manifest(cells, seeds, store, directory, failed), indent=1))
+    failed: list[dict[str, str]] = []
+
+    def note() -> None:
+        tables = _tables(cells, seeds, store, directory)
+        manifest = {"scale": scale, "seeds": list(seeds), "tables": tables, "failed": failed}
+        text, path = json.dumps(manifest, indent=1), directory / "grid.json"
+        if not path.exists() or path.read_text().rstrip() != text:  # a report is as old as what it is about
+            write_text(path, text)
+
+    note()
+    if jobs:
+        for failure in _run(jobs, names, store, data_dir, report, progress, options):
+            failed += [] if failure is None else [failure]
+            note()
     return failed
 
 
@@ -50,8 +64,8 @@ def _run(
     report: Callable[[str], None],
     progress: bool | None,
     options: dict[str, Any],
-) -> list[dict[str, str]]:
-    failed = []
+) -> Iterator[dict[str, str] | None]:
+    """Runs jobs and keeps what comes of them; yields for each how it failed, or None."""
     unlike = _told_apart(names)
     costs = {unlike[job]: COSTS.get(job.config.method, 1.0) for job in jobs}
     bars = sys.stderr.isatty() if progress is None else progress
@@ -62,14 +76,14 @@ def _run(
         with closing(runs):
             for job, outcome in runs:
                 if isinstance(outcome, Exception):
-                    failed.append({"run": unlike[job], "error": str(outcome)})
                     display.end(unlike[job], f"failed: {outcome}", failed=True)
+                    yield {"run": unlike[job], "error": str(outcome)}
                 else:
                     store.keep(job.config, outcome)
                     spent = sum(outcome.seconds.values())
                     note = "" if outcome.bwt != outcome.bwt else f", BWT {outcome.bwt:.3f}"
                     display.end(unlike[job], f"ACC {outcome.acc:.3f}{note} in {spent:.0f} s")
-    return failed
+                    yield None
 
 
 def _told_apart(names: dict[Job, str]) -> dict[Job, str]:
@@ -84,9 +98,9 @@ def _told_apart(names: dict[Job, str]) -> dict[Job, str]:
     return {job: name(job) for job in names}
 
 
-def _manifest(
-    cells: Sequence[Cell], seeds: Sequence[int], store: Store, directory: Path, failed: list[dict[str, str]]
-) -> dict[str, Any]:
+def _tables(
+    cells: Sequence[Cell], seeds: Sequence[int], store: Store, directory: Path
+) -> dict[str, list[dict[str, Any]]]:
     """Which finished runs make up each cell of each table."""
     tables: dict[str, list[dict[str, Any]]] = {}
     for table, benchmark, method, config in cells:
@@ -94,4 +108,4 @@ def _manifest(
         runs = [place.relative_to(directory).as_posix() for place in places if (place / "result.json").exists()]
         row = {"benchmark": benchmark, "method": method, "options": config.options, "runs": runs}
         tables.setdefault(table, []).append(row)
-    return {"seeds": list(seeds), "tables": tables, "failed": failed}
+    return tables

@@ -223,7 +223,7 @@ def _found(search: Search, store: Store) -> dict[str, Any]:
     for config in search.finalists():
         record = store.read(config, search.budget.final_seed)
         if record is not None:
-            tried.append((record["acc"], {name: getattr(config, name) for name in search.space}))
+            tried.append((round(record["acc"], 4), {name: getattr(config, name) for name in search.space}))
     acc, options = max(tried, key=lambda pair: pair[0])
     trials = search.study.get_trials(states=[TrialState.COMPLETE])
     return {
@@ -235,7 +235,13 @@ def _found(search: Search, store: Store) -> dict[str, Any]:
 
 
 def save(found: dict[str, Any], path: Path) -> None:
-    """Writes what was found, for `paper.preset` to read; a line per trial."""
+    """Writes what was found, for `paper.preset` to read; what else the file has of the same budget stays."""
+    old = json.loads(path.read_text()) if path.exists() else {}
+    if old.get("budget") == found["budget"]:
+        merged = {
+            name: old["found"].get(name, {}) | found["found"].get(name, {}) for name in old["found"] | found["found"]
+        }
+        found = {**found, "space": old["space"] | found["space"], "found": merged}
     write_text(path, re.sub(r"\{[^{}]*\}", lambda flat: " ".join(flat[0].split()), json.dumps(found, indent=1)))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import re
 import runpy
 from pathlib import Path
@@ -10,17 +11,44 @@ import pytest
 
 import cotrain
 from cotrain.experiments.config import BENCHMARKS, METHODS, NETWORKS, OPTIMIZERS, Config
+from cotrain.report.documents import as_csv, as_json, as_latex, as_markdown
+from cotrain.report.readme import readme
+from cotrain.report.study import read_study
 from cotrain.report.table import insert, markdown, read_records, rows
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("document", "records"), [("README.md", "first"), ("docs/deviations.md", "ablations")])
-def test_tables_are_made_from_the_records(document, records):
-    text = (ROOT / document).read_text()
-    table = markdown(rows(read_records([ROOT / "results" / records])))
+def test_the_ablations_are_made_from_the_records():
+    text = (ROOT / "docs" / "deviations.md").read_text()
+    table = markdown(rows(read_records([ROOT / "results" / "ablations"])))
     assert insert(text, table) == text
+
+
+def test_the_readmes_tables_and_those_of_the_paper_are_made_from_the_records():
+    directory = ROOT / "results" / "paper"
+    study = read_study(directory)
+    assert insert(README, readme(study)) == README
+    written = as_json(study) | {
+        "tables.md": as_markdown(study),
+        "tables.csv": as_csv(study),
+        "tables.tex": as_latex(study),
+    }
+    assert {"as-the-paper.json", "tests.json"} <= set(written)
+    for name, text in written.items():
+        assert (directory / name).read_text() == text, name
+
+
+def test_the_papers_grid_is_made_of_all_its_records():
+    directory = ROOT / "results" / "paper"
+    listed = {
+        run
+        for rows in json.loads((directory / "grid.json").read_text())["tables"].values()
+        for row in rows
+        for run in row["runs"]
+    }
+    assert {path.parent.relative_to(directory).as_posix() for path in directory.rglob("result.json")} == listed
 
 
 def test_the_readmes_example_is_the_one_that_runs():

@@ -98,13 +98,20 @@ class Report:
     """what `cotrain reproduce` or `cotrain run --out` has written"""
     out: Path | None = None
     """where to write it; by default there"""
+    into: Path | None = None
+    """write the results into this file too, between <!-- table --> and <!-- /table -->"""
 
     def __call__(self) -> None:
+        from cotrain.report.readme import readme
+        from cotrain.report.study import read_study
+        from cotrain.report.table import insert
         from cotrain.report.write import write_report
 
         _print_results(self.directory)
         _say("writing the report …")
         [page] = [file for file in write_report(self.directory, self.out) if file.name == "index.html"]
+        if self.into is not None:
+            self.into.write_text(insert(self.into.read_text(), readme(read_study(self.directory))))
         _say(f"report: {page}")
 
 
@@ -167,11 +174,8 @@ class Table:
     """where to look for result.json"""
     into: Path | None = None
     """write it into this file instead, between <!-- table --> and <!-- /table -->"""
-    figure: Path | None = None
-    """draw the accuracy on tasks 1 and 10 as they are followed by others, too (the paper's Figure 2)"""
 
     def __call__(self) -> None:
-        from cotrain.report.figure import draw
         from cotrain.report.table import insert, markdown, read_records, rows
 
         records = read_records(self.directories)
@@ -180,8 +184,6 @@ class Table:
             print(table)
         else:
             self.into.write_text(insert(self.into.read_text(), table))
-        if self.figure is not None:
-            draw(records, self.figure)
 
 
 @dataclass(frozen=True)

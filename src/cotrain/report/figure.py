@@ -15,7 +15,7 @@ from cotrain.metrics import task_similarity
 from cotrain.report import views
 from cotrain.report.palette import Look, looks
 from cotrain.report.routes import drops, routed, shares, sharings
-from cotrain.report.study import Cell, Run, Table, table_of
+from cotrain.report.study import Cell, Run, Table
 
 WIDTH = 9.0  # inches
 SETTINGS: Any = {
@@ -29,13 +29,6 @@ SETTINGS: Any = {
     "grid.alpha": 0.3,
     "legend.frameon": False,
 }
-
-
-def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws how the accuracy on two tasks fares as others are learned after them (the paper's Figure 2)."""
-    figure = draw_table(table_of(records), accuracy)
-    if figure is not None:
-        save(figure, path)
 
 
 def figures(table: Table) -> dict[str, Callable[[Table], Figure | None]]:

@@ -190,11 +190,6 @@ def _table(
     return Table(name, tuple(cells), tuple(reader.problems + _gaps(cells, wanted)), scale)
 
 
-def table_of(records: Sequence[dict[str, Any]]) -> Table:
-    """One table of records, grouped by their configuration."""
-    return Table("runs", _grouped([_run(Path(), record) for record in records]))
-
-
 def _table_of_runs(directory: Path) -> Table:
     """One table of the records below a directory."""
     paths = sorted(path.parent for path in directory.rglob("result.json"))

@@ -42,12 +42,8 @@ def test_the_readmes_tables_and_those_of_the_paper_are_made_from_the_records():
 
 def test_the_papers_grid_is_made_of_all_its_records():
     directory = ROOT / "results" / "paper"
-    listed = {
-        run
-        for rows in json.loads((directory / "grid.json").read_text())["tables"].values()
-        for row in rows
-        for run in row["runs"]
-    }
+    tables = json.loads((directory / "grid.json").read_text())["tables"]
+    listed = {run for rows in tables.values() for row in rows for run in row["runs"]}
     assert {path.parent.relative_to(directory).as_posix() for path in directory.rglob("result.json")} == listed
 
 

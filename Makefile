@@ -24,8 +24,8 @@ $(STAMP): requirements.txt pyproject.toml
 	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
-test: install ## run the tests that are quick and need no network
-	$(BIN)/pytest
+test: install ## run the tests that are quick and need no network, on all cores
+	$(BIN)/pytest -n auto --dist loadfile
 
 test-slow: install ## run the tests that train for minutes, on real data
 	$(BIN)/pytest -m slow

@@ -13,6 +13,7 @@ from sample import BENCHMARKS, write_routing, write_sample
 from cotrain.errors import Invalid
 from cotrain.experiments.config import Config
 from cotrain.report import documents, figure, page, payload, sheets, views, write
+from cotrain.report import study as studies
 from cotrain.report.claims import CLAIMS, run_tests
 from cotrain.report.findings import findings
 from cotrain.report.palette import LOOKS, looks
@@ -425,6 +426,11 @@ def test_missing_runs_are_said_plainly(directory, tmp_path):
     row = json.loads(documents.as_json(study)["table.json"])[0]
     assert (row["seeds"], row["acc_std"]) == (1, None)
     assert json.loads(documents.as_json(study)["table.json"])[1]["acc_mean"] is None
+
+
+def test_many_missing_seeds_are_said_shortly():
+    notes = studies._gaps([cell_of("MoE", [0.9, 0.8])], [*range(2), 4, 5, 6])
+    assert notes[0] == "rotated-mnist, MoE: 2 of 5 seeds; seeds 4 to 6 missing."
 
 
 def test_wanted_seeds_of_the_manifest_count_as_missing(directory, tmp_path):

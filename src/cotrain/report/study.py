@@ -257,7 +257,8 @@ def _gaps(cells: Sequence[Cell], wanted: list[int] | None) -> list[str]:
         if not cell.runs:
             notes.append(f"{cell.benchmark}, {cell.method}: no runs yet.")
         elif missing:
-            listed = ", ".join(map(str, missing))
+            in_a_row = len(missing) > 2 and missing[-1] - missing[0] == len(missing) - 1
+            listed = f"{missing[0]} to {missing[-1]}" if in_a_row else ", ".join(map(str, missing))
             word = "seed" if len(missing) == 1 else "seeds"
             notes.append(
                 f"{cell.benchmark}, {cell.method}: {len(cell.runs)} of {len(seeds)} seeds; {word} {listed} missing."

@@ -5,6 +5,8 @@ import os
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling is most of what the tests wait for
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "0")  # the user's cache is left alone
 
+from pathlib import Path
+
 import equinox as eqx
 import hypothesis
 import jax
@@ -37,6 +39,17 @@ def toy(tasks=3, examples=40, tests=30, shape=(2, 3), classes=3, seed=0) -> Stre
 
     centres = draws.normal(size=(tasks, classes, *shape))
     return Stream.from_arrays([(*part(task, examples), *part(task, tests)) for task in centres], classes)
+
+
+def arrays_file(path: Path, examples: int = 40, tests: int = 9) -> str:
+    """A file with two tasks, for `--arrays`."""
+    draws, parts = np.random.default_rng(0), {}
+    for task in range(2):
+        for part, size in (("train", examples), ("test", tests)):
+            parts[f"{part}_x_{task}"] = draws.normal(size=(size, 6)).astype(np.float32)
+            parts[f"{part}_y_{task}"] = np.arange(size) % 3
+    np.savez(path, **parts)
+    return str(path)
 
 
 def first_batch(stream: Stream, task: int, size: int = 6) -> Batch:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
+from conftest import arrays_file
 
 from cotrain.data.fetch import SHA256
 from cotrain.experiments import paper, provenance, store
@@ -29,13 +29,7 @@ SMALL = {"hidden": (8,), "layers": 1, "experts": 4, "k": 2, "memory": 20}
 @pytest.fixture
 def small(tmp_path) -> list[Cell]:
     """Two methods on two tasks."""
-    draws, parts = np.random.default_rng(0), {}
-    for task in range(2):
-        for part, size in (("train", 60), ("test", 9)):
-            parts[f"{part}_x_{task}"] = draws.normal(size=(size, 6)).astype(np.float32)
-            parts[f"{part}_y_{task}"] = np.arange(size) % 3
-    np.savez(tmp_path / "tasks.npz", **parts)
-    config = Config(arrays=str(tmp_path / "tasks.npz"), network="shared-bottom", **SMALL)
+    config = Config(arrays=arrays_file(tmp_path / "tasks.npz", examples=60), network="shared-bottom", **SMALL)
     return [
         Cell("as-the-paper", "toy", "shared bottom", replace(config, method="finetune")),
         Cell("as-the-paper", "toy", "shared bottom + replay", replace(config, method="replay")),

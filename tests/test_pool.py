@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
-from conftest import identical
+from conftest import arrays_file, identical
 
 from cotrain.data.fetch import DataUnavailable
 from cotrain.errors import Diverged, Invalid
@@ -36,13 +35,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.fixture
 def arrays(tmp_path) -> str:
     """A file with two tasks."""
-    draws, parts = np.random.default_rng(0), {}
-    for task in range(2):
-        for part, size in (("train", 40), ("test", 9)):
-            parts[f"{part}_x_{task}"] = draws.normal(size=(size, 6)).astype(np.float32)
-            parts[f"{part}_y_{task}"] = np.arange(size) % 3
-    np.savez(tmp_path / "tasks.npz", **parts)
-    return str(tmp_path / "tasks.npz")
+    return arrays_file(tmp_path / "tasks.npz")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import arrays_file
 
 from cotrain.data.fetch import Dataset
 from cotrain.errors import Invalid
@@ -21,16 +22,10 @@ BUDGET = Budget(trials=4, examples=None, finalists=2, validation=None)
 @pytest.fixture(autouse=True)
 def small(tmp_path, monkeypatch):
     """Searches on two tasks of random points, in place of a benchmark."""
-    draws, parts = np.random.default_rng(0), {}
-    for task in range(2):
-        for part, size in (("train", 40), ("test", 30)):
-            parts[f"{part}_x_{task}"] = draws.normal(size=(size, 6)).astype(np.float32)
-            parts[f"{part}_y_{task}"] = np.arange(size) % 3
-    np.savez(tmp_path / "tasks.npz", **parts)
+    arrays = arrays_file(tmp_path / "tasks.npz", tests=30)
 
     def preset(benchmark, method, table):
         network, name = METHODS[method]
-        arrays = str(tmp_path / "tasks.npz")
         return Config(
             arrays=arrays,
             network=network,

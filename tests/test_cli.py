@@ -1,5 +1,6 @@
 """The command line, as a user types it: what it prints, writes and refuses."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -253,3 +254,9 @@ def test_labels_beyond_the_classes_are_refused():
     task = [good[f"{part}_0"] for part in ("train_x", "train_y", "test_x", "test_y")]
     with pytest.raises(cotrain.Invalid, match="labels must be 0 to 1"):
         cotrain.Stream.from_arrays([task], classes=2)
+
+
+def test_tuning_without_its_library_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["tune"]) == 1
+    assert capsys.readouterr().err == "cotrain: error: cotrain tune needs Optuna: pip install 'cotrain[tune]'\n"

@@ -3,6 +3,7 @@
 # Parsing and printing only; what is heavy is imported when it is needed.
 
 import contextlib
+import importlib.util
 import io
 import re
 import sys
@@ -135,6 +136,8 @@ class Tune:
     """worker processes; by default one per core"""
 
     def __call__(self) -> None:
+        if importlib.util.find_spec("optuna") is None:
+            raise RuntimeError("cotrain tune needs Optuna: pip install 'cotrain[tune]'")
         from cotrain.experiments.tune import Budget, save, tune
 
         for field, known in (("benchmarks", PAPER_BENCHMARKS), ("methods", PAPER_METHODS)):

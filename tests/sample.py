@@ -1,11 +1,11 @@
 """A directory as `cotrain reproduce` leaves it, with invented numbers: accuracies, routes, and a manifest."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from cotrain.experiments.config import Config
+from cotrain.experiments.files import digest_of, write_record
 from cotrain.experiments.paper import METHODS
 
 BENCHMARKS = ("permuted-mnist", "rotated-mnist")
@@ -41,7 +41,7 @@ def write_sample(
                     write_run(directory / run, config, seed, draws, method, tasks, experts, k, layers)
                     runs.append(run.as_posix())
                 rows.append({"benchmark": benchmark, "method": method, "options": options, "runs": runs})
-    (directory / "grid.json").write_text(json.dumps(manifest))
+    write_record(directory / "grid.json", manifest)
     return manifest
 
 
@@ -60,11 +60,12 @@ def write_run(path: Path, config: Config, seed: int, draws, method: str, tasks, 
         "learning_accuracy": None if method == "joint" else learned.mean(),
         "accuracy": [[None if np.isnan(x) else x for x in row] for row in accuracy],
         "parameters": 310700,
-        "seconds": {"training": 1.0},
+        "files": {},
     }
-    (path / "result.json").write_text(json.dumps(record))
     if method in NEW or method == "private":
         write_routing(path, _routes(draws, method, config.benchmark, tasks, experts, k, layers))
+        record["files"] = {"routing.npz": digest_of(path / "routing.npz")}
+    write_record(path / "result.json", record)
 
 
 def write_routing(path: Path, history: list[np.ndarray]) -> None:

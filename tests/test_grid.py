@@ -19,6 +19,7 @@ from conftest import arrays_file
 from cotrain.data.fetch import SHA256
 from cotrain.experiments import paper, provenance, store
 from cotrain.experiments.config import Config
+from cotrain.experiments.files import write_record
 from cotrain.experiments.grid import run_grid
 from cotrain.experiments.paper import METHODS, SCALES, Cell, cells
 from cotrain.experiments.store import Store, key_of
@@ -50,16 +51,10 @@ def compiled(tmp_path_factory):
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """All records, without what differs from run to run: the times."""
-    found = {}
-    for path in directory.rglob("*"):
-        if path.name == "result.json":
-            record = json.loads(path.read_text())
-            del record["seconds"]
-            found[str(path.relative_to(directory))] = json.dumps(record).encode()
-        elif path.is_file() and not path.name.startswith("."):  # what was being written when it was killed
-            found[str(path.relative_to(directory))] = path.read_bytes()
-    return found
+    """All files, without what differs from run to run: the times, and what was being written when it was killed."""
+    found = [path for path in directory.rglob("*") if path.is_file()]
+    kept = [path for path in found if path.name != "times.json" and not path.name.startswith(".")]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in kept}
 
 
 # The store
@@ -84,11 +79,20 @@ def test_what_is_not_finished_is_not_there(tmp_path):
     assert kept.read(Config(), 3) is None
     place = kept.place(Config(), 3)
     place.mkdir(parents=True)
-    (place / ".result.json.x").write_text("{")  # what a crash leaves
+    (place / ".result.json.x.part").write_text("{")  # what a crash leaves
     assert kept.read(Config(), 3) is None
-    (place / "result.json").write_text('{"acc": 1}')
-    assert kept.read(Config(), 3) == {"acc": 1}
+    write_record(place / "result.json", {"acc": 1, "files": {}})
+    assert kept.read(Config(), 3) == {"acc": 1, "files": {}}
     assert kept.read(Config(), 4) is None
+
+
+def test_a_damaged_record_counts_as_none_and_is_told(tmp_path):
+    kept, said = Store(tmp_path), []
+    path = kept.place(Config(), 3) / "result.json"
+    write_record(path, {"acc": 1, "files": {}})
+    path.write_bytes(path.read_bytes().replace(b"1", b"2", 1))
+    assert kept.read(Config(), 3, said.append) is None
+    assert said == [f"{path} is damaged: its checksum does not agree with its content; the run counts as not finished"]
 
 
 def test_a_record_says_what_made_it(small, tmp_path):

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from sample import write_sample
 
+from cotrain.experiments.files import write_record
 from cotrain.report.page import as_page
 from cotrain.report.study import read_study
 
@@ -32,7 +33,7 @@ def address(tmp_path_factory):
     manifest = write_sample(root, tasks=TASKS, experts=EXPERTS, k=2, seeds=2)
     manifest["tables"]["tuned"][7 + 3]["method"] = HOSTILE  # on rotated-mnist, with routes
     manifest["failed"] = [{"run": HOSTILE, "error": HOSTILE}]
-    (root / "grid.json").write_text(json.dumps(manifest))
+    write_record(root / "grid.json", manifest)
     (root / "index.html").write_text(as_page(read_study(root)), encoding="utf-8")
     return (root / "index.html").as_uri()
 

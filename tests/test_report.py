@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from sample import BENCHMARKS, write_routing, write_sample
 
-from cotrain.errors import Invalid
+from cotrain.errors import Damaged, Invalid
 from cotrain.experiments.config import Config
+from cotrain.experiments.files import digest_of, read_record, write_record
 from cotrain.report import documents, figure, page, payload, sheets, views, write
 from cotrain.report import study as studies
 from cotrain.report.claims import CLAIMS, run_tests
@@ -65,10 +66,16 @@ def table_with(*cells, **options):
 
 def copied(directory, tmp_path, **changes):
     """The sample's manifest in another directory, changed, with the same records."""
-    manifest = json.loads((directory / "grid.json").read_text()) | changes
+    manifest = read_record(directory / "grid.json") | changes
     (tmp_path / "records").symlink_to(directory / "records")
-    (tmp_path / "grid.json").write_text(json.dumps(manifest))
+    write_record(tmp_path / "grid.json", manifest)
     return manifest
+
+
+def resealed(run):
+    """Makes a run's record agree with its changed routing.npz."""
+    record = read_record(run / "result.json")
+    write_record(run / "result.json", record | {"files": {"routing.npz": digest_of(run / "routing.npz")}})
 
 
 # Statistics
@@ -331,7 +338,7 @@ def test_the_table_as_json(directory):
             ]
             assert list(row) == keys
     row = next(row for row in table if (row["benchmark"], row["method"]) == ("permuted-mnist", "MoE"))
-    records = json.loads((directory / "grid.json").read_text())["tables"]["tuned"]
+    records = read_record(directory / "grid.json")["tables"]["tuned"]
     runs = next(r["runs"] for r in records if (r["benchmark"], r["method"]) == ("permuted-mnist", "MoE"))
     accs = [json.loads((directory / run / "result.json").read_text())["acc"] for run in runs]
     assert row["seeds"] == 3
@@ -411,7 +418,7 @@ def test_missing_runs_are_said_plainly(directory, tmp_path):
     rows[2]["runs"][1] = "records/nowhere/seed-1"
     del rows[3]
     manifest["failed"] = [{"run": "rotated-mnist, MoE, seed 3", "error": "the loss became nan"}]
-    (tmp_path / "grid.json").write_text(json.dumps(manifest))
+    write_record(tmp_path / "grid.json", manifest)
     study = read_study(tmp_path)
     table = study.tables[1]
     assert [len(cell.runs) for cell in table.cells[:3]] == [1, 0, 2]
@@ -442,7 +449,7 @@ def test_wanted_seeds_of_the_manifest_count_as_missing(directory, tmp_path):
 
 def test_a_grid_without_any_run_still_gives_a_report(tmp_path):
     rows = [{"benchmark": "rotated-mnist", "method": method, "options": {}, "runs": []} for method in LOOKS]
-    (tmp_path / "grid.json").write_text(json.dumps({"scale": "paper", "tables": {"tuned": rows}, "failed": []}))
+    write_record(tmp_path / "grid.json", {"scale": "paper", "tables": {"tuned": rows}, "failed": []})
     write_report(tmp_path)
     assert json.loads((tmp_path / "tests.json").read_text()) == []
     assert list((tmp_path / "figures").glob("*.png")) == []
@@ -468,22 +475,31 @@ def test_files_that_cannot_be_read_are_noted(tmp_path):
     runs = {row["method"]: row["runs"] for row in manifest["tables"]["tuned"] if row["benchmark"] == "rotated-mnist"}
     (tmp_path / runs["MoE"][0] / "routing.npz").write_bytes(b"PK\x03\x04 cut short")
     (tmp_path / runs["MoE"][1] / "result.json").write_text('{"seed": 1')
-    (tmp_path / runs[COTRAINING][0] / "result.json").write_text('{"seed": 0, "accuracy": [1, 2]}')
+    write_record(tmp_path / runs[COTRAINING][0] / "result.json", {"seed": 0, "accuracy": [1, 2]})
     pickled = np.full((3, 3, 4), 0.25, dtype=object)
     np.savez(tmp_path / runs[COTRAINING][1] / "routing.npz", gates_0=pickled)
+    resealed(tmp_path / runs[COTRAINING][1])
     table = read_study(tmp_path).tables[0]
     cells = {cell.method: cell for cell in table.of("rotated-mnist")}
     assert [run.seed for run in cells["MoE"].runs] == [0]
     assert cells["MoE"].runs[0].final == ()
     assert [run.seed for run in cells[COTRAINING].runs] == [1]
     assert cells[COTRAINING].runs[0].final == ()
-    assert sum("cannot be read" in note for note in table.notes) == 4
+    assert sum("cannot be read" in note for note in table.notes) == 2
+    assert sum("is damaged: " in note for note in table.notes) == 2
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"tables": 3}', '{"tables": {"tuned": [{"benchmark": "x"}]}}'])
-def test_a_manifest_that_is_none_is_refused(tmp_path, text):
-    (tmp_path / "grid.json").write_text(text)
+@pytest.mark.parametrize("content", [{}, {"tables": 3}, {"tables": {"tuned": [{"benchmark": "x"}]}}])
+def test_a_manifest_that_is_none_is_refused(tmp_path, content):
+    write_record(tmp_path / "grid.json", content)
     with pytest.raises(Invalid, match=r"grid\.json"):
+        read_study(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"tables": {}}'])
+def test_a_manifest_without_its_checksum_is_damaged(tmp_path, text):
+    (tmp_path / "grid.json").write_text(text)
+    with pytest.raises(Damaged, match=r"grid\.json is damaged"):
         read_study(tmp_path)
 
 
@@ -493,14 +509,14 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, text):
 def test_without_a_manifest_all_records_below_make_a_table(directory, tmp_path):
     shutil.copytree(directory / "records" / "rotated-mnist", tmp_path / "mine")
     source = directory / "records" / "rotated-mnist" / "routing-network-cotraining" / "tuned" / "seed-0" / "result.json"
-    own = json.loads(source.read_text())
+    own = read_record(source)
     for name, config in (
         ("split", Config("split-mnist", "joint", "routing-network").record()),
         ("small", Config(examples=500, lr=0.2).record()),
         ("none", None),
     ):
         (tmp_path / name / "seed-4").mkdir(parents=True)
-        (tmp_path / name / "seed-4" / "result.json").write_text(json.dumps(own | {"config": config, "seed": 4}))
+        write_record(tmp_path / name / "seed-4" / "result.json", own | {"config": config, "seed": 4})
     (table,) = read_study(tmp_path).tables
     assert table.name == "runs"
     named = {(cell.benchmark, cell.name, len(cell.runs)) for cell in table.cells}
@@ -526,6 +542,7 @@ def test_records_of_old_are_read(tmp_path):
     with np.load(path) as file:
         gates = file["gates_0"]
     np.savez(path, gates_0=gates, logits_0=np.zeros_like(gates))  # logits after each task, no used experts
+    resealed(path.parent)
     run = next(run for cell in read_study(tmp_path).tables[0].cells for run in cell.runs if run.path == path.parent)
     np.testing.assert_array_equal(run.final[0], gates[-1])
     assert run.used[0].sum(axis=1).tolist() == [len(set(np.nonzero(g[: i + 1])[1])) for i, g in enumerate(gates)]
@@ -554,7 +571,7 @@ def test_a_hostile_label_stays_text(directory, tmp_path, monkeypatch):
     rows[1] |= {"method": HOSTILE}
     rows[4] |= {"benchmark": HOSTILE}  # one with routes
     manifest["tables"] = {"../" + HOSTILE: rows, "grid": rows, "Grid!": rows}
-    (tmp_path / "grid.json").write_text(json.dumps(manifest))
+    write_record(tmp_path / "grid.json", manifest)
     names = ("accuracy", "router-" + HOSTILE)
     monkeypatch.setattr(write, "figures", lambda table: {name: figure.figures(table)[name] for name in names})
     paths = write_report(tmp_path, tmp_path / "out")

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from cotrain.errors import Diverged, Invalid, check_name, check_positive
+from cotrain.errors import Diverged, Invalid, Stopped, check_name, check_positive
 from cotrain.experiments.config import BENCHMARKS, METHODS, NETWORKS, Config
 from cotrain.experiments.paper import BENCHMARKS as PAPER_BENCHMARKS
 from cotrain.experiments.paper import METHODS as PAPER_METHODS
@@ -29,7 +29,11 @@ class Run(Config):
     first_seed: int = 0
     """the first of them"""
     out: Path | None = None
-    """directory for the records: seed-N/result.json and seed-N/routing.npz"""
+    """directory for what is kept of each seed: seed-N/result.json, seed-N/routing.npz, checkpoints"""
+    resume: bool = False
+    """go on with the unfinished runs there, to the bit; those that are finished are not run again"""
+    save_every: float = 60.0
+    """seconds between checkpoints, besides those at the ends of tasks"""
     data_dir: Path | None = None
     """directory with the data set's files, if you have them"""
     chunk: int = 500
@@ -53,8 +57,13 @@ class Run(Config):
             raise Invalid("first_seed", self.first_seed, "choose a whole number of at least 0")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise Invalid("out", str(self.out), "name a directory")
+        if self.resume and self.out is None:
+            raise Invalid("resume", self.resume, "name the directory of the runs with --out")
+        if not self.save_every >= 0:
+            raise Invalid("save_every", self.save_every, "choose a number of at least 0")
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         options = {"chunk": self.chunk, "workers": self.workers, "at_once": self.at_once}
+        options |= {"resume": self.resume, "every": self.save_every}
         results = run_config(self.config(), seeds, self.out, self.data_dir, _say, **options)
         _print_table(rows([result.record(self.config()) for result in results]))
         if self.out is not None:
@@ -77,14 +86,14 @@ class Reproduce:
     def __call__(self) -> None:
         from cotrain.experiments.grid import run_grid
         from cotrain.experiments.paper import SCALES, cells
+        from cotrain.report.write import is_fresh
 
         scale, out = SCALES[self.scale], self.out or Path("runs") / self.scale
         options = {"scale": self.scale, "data_dir": self.data_dir, "report": _say, "workers": self.workers}
         failed = run_grid(cells(scale), range(scale.seeds), out, **options)
-        page = out / "index.html"
-        if page.exists() and page.stat().st_mtime > (out / "grid.json").stat().st_mtime:
+        if is_fresh(out):
             _print_results(out)
-            _say(f"report: {page}")
+            _say(f"report: {out / 'index.html'}")
         else:
             Report(out)()
         if failed:
@@ -190,6 +199,26 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Check:
+    """Verify all files of a directory of runs: checksums, and that what they say can be true. Changes nothing."""
+
+    directory: Annotated[Path, tyro.conf.Positional]
+    """what `cotrain run --out`, `cotrain reproduce` or `cotrain tune` has written"""
+
+    def __call__(self) -> None:
+        from cotrain.experiments.check import check
+
+        checked = check(self.directory)
+        for note in checked.notes:
+            print(f"note: {note}")
+        for problem in checked.problems:
+            print(f"problem: {problem}")
+        if checked.problems:
+            raise RuntimeError(str(checked))
+        print(checked)
+
+
+@dataclass(frozen=True)
 class Bench:
     """Measure the speed beside PyTorch, Avalanche and BLAS, in one run; needs a clone of the repository."""
 
@@ -249,6 +278,7 @@ Command = (
     | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Table, tyro.conf.subcommand("table")]
+    | Annotated[Check, tyro.conf.subcommand("check")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[List, tyro.conf.subcommand("list")]
 )
@@ -256,11 +286,15 @@ Command = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit code: 2 for input that cannot be used, 1 for what went wrong outside."""
+    command = None
     try:
         command = _parse(sys.argv[1:] if arguments is None else arguments)
         command()
     except (Invalid, Diverged) as error:
         return _fail(_with_flag(error), 2)
+    except Stopped as error:
+        how = "with --resume, the same command" if isinstance(command, Run) else "the same command"
+        return _fail(f"stopped; {how} goes on from there", 128 + error.number)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except (OSError, RuntimeError) as error:

@@ -71,7 +71,8 @@ def learn(
         if stream.spec != method.network.spec:
             raise Invalid("stream", stream.spec, f"the network was made for {method.network.spec}")
     keys = _placed(jnp.stack([jax.random.key(seed) for seed in seeds]), len(seeds))
-    now = _begin(method, streams, keys) if start is None else start.kept()
+    empty = blank(method, streams[0], len(seeds))
+    now = replace(empty, state=_init(method, keys)) if start is None else start.kept()
     now = replace(now, state=_placed(now.state, len(seeds)))
     phases = streams[0].phases
     chunk = min(chunk, max(steps_of(streams[0], batch, epochs)))
@@ -95,12 +96,11 @@ def learn(
             work = _Chunk(method, keys, jnp.array(phase), jnp.array(now.step), jnp.array(count), batches)
             state, losses = _advance(work, now.state)
             _check_finite(np.asarray(losses)[:, :count], seeds, phases[phase][0], now.step)
+            # A loss is taken before its step: what a chunk's last step broke shows only in the parameters.
+            largest = np.asarray(_magnitude(state.learner.parameters))[:, None]
+            _check_finite(largest, seeds, phases[phase][0], now.step + count - 1)
             yield (now := replace(now, state=state, step=now.step + count, event="trained"))
 
-        # A loss is taken before its step: what a phase's last step broke shows only in the parameters.
-        _check_finite(
-            np.asarray(_magnitude(now.state.learner.parameters))[:, None], seeds, phases[phase][0], now.step - 1
-        )
         state = _consolidate((method, jnp.array(phases[phase][-1])), now.state)
         seen = range(len(streams[0])) if evaluate_all else [task for tasks in phases[: phase + 1] for task in tasks]
         now = replace(now, state=state, phase=phase + 1, step=0, event="evaluated")
@@ -112,9 +112,11 @@ def steps_of(stream: Stream, batch: int, epochs: int) -> list[int]:
     return [_Feed(stream, tasks, 0, 0, batch, epochs).steps for tasks in stream.phases]
 
 
-def _begin(method: Method, streams: Sequence[Stream], keys: PRNGKeyArray) -> Snapshot:
-    seeds, tasks, phases = len(streams), len(streams[0]), len(streams[0].phases)
-    state = _init(method, keys)
+def blank(method: Method, stream: Stream, seeds: int) -> Snapshot:
+    """A run's snapshot with nothing in it: of the state, the shapes; of the rest, NaN."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), seeds))
+    state = jax.eval_shape(lambda keys: _init(method, keys), keys)
+    tasks, phases = len(stream), len(stream.phases)
     routed = [layer.experts for layer in method.network.layers if layer.experts > 1]
     return Snapshot(
         state,

@@ -1,4 +1,4 @@
-"""The one error that a user's input can cause."""
+"""What can go wrong, in words for the user."""
 
 import difflib
 from collections.abc import Iterable
@@ -35,13 +35,37 @@ def check_positive(field: str, value: int) -> int:
 
 
 class Diverged(ArithmeticError):
-    """A run whose loss is no longer a number."""
+    """A run whose loss or parameters are no longer numbers."""
 
-    def __init__(self, seed: int, task: int, step: int, loss: float):
+    def __init__(self, seed: int, task: int, step: int, loss: float, checkpoint: Any = None):
+        where = "" if checkpoint is None else f"; the last good checkpoint is {checkpoint}"
         super().__init__(
-            f"lr: the loss became {loss} at task {task + 1}, step {step + 1} (seed {seed}); choose a smaller one"
+            f"lr: the loss became {loss} at task {task + 1}, step {step + 1} (seed {seed}); choose a smaller one{where}"
         )
-        self.seed, self.task, self.step, self.loss = seed, task, step, loss
+        self.seed, self.task, self.step, self.loss, self.checkpoint = seed, task, step, loss, checkpoint
 
     def __reduce__(self):
-        return Diverged, (self.seed, self.task, self.step, self.loss)
+        return Diverged, (self.seed, self.task, self.step, self.loss, self.checkpoint)
+
+
+class Damaged(RuntimeError):
+    """A file that is not as it was written."""
+
+    def __init__(self, path: Any, reason: str):
+        super().__init__(f"{path} is damaged: {reason}")
+        self.path, self.reason = path, reason
+
+    def __reduce__(self):
+        return Damaged, (self.path, self.reason)
+
+
+class Busy(RuntimeError):
+    """A run that another process is at work on."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A run that was asked by a signal to stop, and did so when it could be taken up again."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number

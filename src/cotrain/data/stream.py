@@ -17,6 +17,7 @@ from cotrain.errors import Invalid, check_positive
 Transform = Callable[[np.ndarray], np.ndarray]
 
 BLOCK = 128  # examples transformed at a time: few enough to stay in the cache
+LARGEST = np.finfo(np.float32).max  # what is larger would be infinite for JAX
 
 
 class Spec(NamedTuple):
@@ -41,9 +42,11 @@ class Examples:
             raise Invalid(self.name, f"{len(self.x)} inputs and {len(self.y)} labels", "give one label per input")
         if len(self.x) == 0:
             raise Invalid(self.name, "no examples", "give at least one")
-        if np.issubdtype(self.x.dtype, np.floating) and not np.isfinite(self.x).all():
-            bad = np.argwhere(~np.isfinite(self.x))[0]
-            raise Invalid(f"{self.name}, example {bad[0]}", float(self.x[tuple(bad)]), "inputs must be finite numbers")
+        floats = np.issubdtype(self.x.dtype, np.floating)
+        if floats and not (-LARGEST <= self.x.min(initial=0) and self.x.max(initial=0) <= LARGEST):
+            bad = np.argwhere(~(np.abs(self.x) <= LARGEST))[0]
+            wrong = float(self.x[tuple(bad)])
+            raise Invalid(f"{self.name}, example {bad[0]}", wrong, "inputs must be finite 32-bit numbers")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -88,7 +91,7 @@ class Stream:
         """Your own tasks, each as `(train_x, train_y, test_x, test_y)`; labels count from 0 in every task."""
         if len(tasks) == 0:
             raise Invalid("tasks", "an empty list", "give at least one task")
-        arrays = [tuple(np.asarray(a) for a in task) for task in tasks]
+        arrays = [tuple(_native(np.asarray(a)) for a in task) for task in tasks]
         for i, task in enumerate(arrays):
             if len(task) != 4:
                 raise Invalid(f"task {i}", f"{len(task)} arrays", "give (train_x, train_y, test_x, test_y)")
@@ -99,6 +102,7 @@ class Stream:
         shape = arrays[0][0].shape[1:]
         highest = max(int(y.max(initial=0)) for task in arrays for y in (task[1], task[3]))
         classes = highest + 1 if classes is None else check_positive("classes", classes)
+        classes = min(classes, np.iinfo(np.int32).max)  # labels are handed out as such
         made = []
         for i, (train_x, train_y, test_x, test_y) in enumerate(arrays):
             for part, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
@@ -129,9 +133,16 @@ class Stream:
         return replace(self, joint=True)
 
 
+def _native(array: np.ndarray) -> np.ndarray:
+    """The array in this machine's byte order, the only one that JAX takes."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
 def _check_arrays(name: str, x: np.ndarray, y: np.ndarray, shape: tuple[int, ...], classes: int) -> None:
-    if x.dtype.kind not in "fiub":
-        raise Invalid(f"{name} inputs", x.dtype.name, "inputs must be numbers")
+    if x.dtype.kind not in "fiub" or x.dtype.itemsize > 8:
+        raise Invalid(f"{name} inputs", x.dtype.name, "inputs must be numbers of at most 64 bits")
+    if x.ndim == 0 or 0 in x.shape[1:]:
+        raise Invalid(f"{name} inputs", x.shape, "give an array with at least one number per input")
     if x.shape[1:] != shape:
         raise Invalid(f"{name} inputs", x.shape[1:], f"every task's inputs must have the first task's shape, {shape}")
     if len(y) and not (0 <= y.min() and y.max() < classes):

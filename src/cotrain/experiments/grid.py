@@ -1,16 +1,16 @@
 """Runs all cells of some tables over seeds, keeps each run in a store, and goes on where it was interrupted."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from cotrain.experiments.files import leftovers, write_record
+from cotrain.experiments.keep import Keep, tidy
 from cotrain.experiments.paper import Cell
 from cotrain.experiments.pool import Job
 from cotrain.experiments.progress import Display
-from cotrain.experiments.result import write_text
 from cotrain.experiments.run import run_jobs
 from cotrain.experiments.store import Store
 
@@ -37,16 +37,19 @@ def run_grid(
     names = {
         Job(cell.config, seed): f"{cell.benchmark}, {cell.method}, seed {seed}" for seed in seeds for cell in cells
     }
-    jobs = [job for job in names if store.read(*job) is None]
+    jobs = [job for job in names if store.read(*job, report) is None]
     report(f"{len(names) - len(jobs)} of {len(names)} runs are in {store.root}")
     failed: list[dict[str, str]] = []
+    for part in leftovers(directory):
+        part.unlink(missing_ok=True)
+    for job in names.keys() - set(jobs):
+        tidy(store.place(*job))
 
     def note() -> None:
         tables = _tables(cells, seeds, store, directory)
-        manifest = {"scale": scale, "seeds": list(seeds), "tables": tables, "failed": failed}
-        text, path = json.dumps(manifest, indent=1), directory / "grid.json"
-        if not path.exists() or path.read_text().rstrip() != text:  # a report is as old as what it is about
-            write_text(path, text)
+        write_record(
+            directory / "grid.json", {"scale": scale, "seeds": list(seeds), "tables": tables, "failed": failed}
+        )
 
     note()
     if jobs:
@@ -71,7 +74,13 @@ def _run(
     bars = sys.stderr.isatty() if progress is None else progress
     with Display(costs, bars, ends=True) as display:
         runs = run_jobs(
-            jobs, data_dir, report, on_progress=lambda job, done: display.show(unlike[job], done), **options
+            jobs,
+            data_dir,
+            report,
+            keep=Keep(store.place),
+            on_progress=lambda job, done: display.show(unlike[job], done),
+            say=display.say,
+            **options,
         )
         with closing(runs):
             for job, outcome in runs:
@@ -79,7 +88,6 @@ def _run(
                     display.end(unlike[job], f"failed: {outcome}", failed=True)
                     yield {"run": unlike[job], "error": str(outcome)}
                 else:
-                    store.keep(job.config, outcome)
                     spent = sum(outcome.seconds.values())
                     note = "" if outcome.bwt != outcome.bwt else f", BWT {outcome.bwt:.3f}"
                     display.end(unlike[job], f"ACC {outcome.acc:.3f}{note} in {spent:.0f} s")

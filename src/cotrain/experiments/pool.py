@@ -13,19 +13,22 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from cotrain.errors import check_positive
+from cotrain.errors import Stopped, check_positive
+from cotrain.experiments import stop
 from cotrain.experiments.config import Config
 
 if TYPE_CHECKING:
+    from cotrain.experiments.keep import Keep
     from cotrain.experiments.progress import Done
     from cotrain.experiments.result import Result
 
+LOOK = 0.2  # seconds between two looks at whether to stop
 # The last is for XLA, whose flags no longer bound its threads; it matters where workers cannot be pinned (macOS).
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC"), "1")
 
@@ -45,6 +48,7 @@ class Settings(NamedTuple):
 
     data_dir: Path | None
     chunk: int
+    keep: "Keep | None"
     jax: dict[str, Any]  # JAX's options, as they are in the parent
 
 
@@ -54,34 +58,48 @@ def execute(
     workers: int,
     data_dir: Path | None = None,
     chunk: int = 500,
+    keep: "Keep | None" = None,
     on_progress: Callable[[Job, "Done"], None] = lambda job, done: None,
+    say: Callable[[str], None] = lambda line: None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Generator[tuple[Job, "Result | Exception"], None, None]:
     """Runs jobs on cores of a CPU, and yields each with its result, or with the error that ended it, as it ends.
 
     A job is asked for when a worker is free, after what was yielded has been dealt with. The death of a worker ends its
     job alone; another takes its place. Workers take a while to start; `meanwhile` is done in that time, before any job.
+    Where jobs are kept, the first SIGINT or SIGTERM has the workers save what they are at, and ends it all.
     """
     waiting, cores, team = iter(jobs), available_cores(), list[Worker]()
-    settings = Settings(data_dir, chunk, _options())
+    settings = Settings(data_dir, chunk, keep, _options())
     try:
         for i in range(workers):
             team.append(Worker(cores[i % len(cores)], settings))
         meanwhile()
-        for worker in team:
-            worker.give(next(waiting, None))
-        while busy := {worker.connection: worker for worker in team if worker.job is not None}:
-            for connection in wait(list(busy)):
-                worker = busy[cast(Any, connection)]
-                job, (kind, content) = cast(Job, worker.job), worker.receive()
-                if kind == "done":
-                    on_progress(job, content)
-                    continue
-                yield job, content
-                if kind == "died":
-                    worker.close()
-                    team[team.index(worker)] = worker = Worker(worker.core, settings)
+        with nullcontext() if keep is None else stop.gently():
+            for worker in team:
                 worker.give(next(waiting, None))
+            told = None
+            while busy := {worker.connection: worker for worker in team if worker.job is not None}:
+                if told is None and (told := stop.asked()) is not None:
+                    for worker in busy.values():
+                        worker.send(told)
+                for connection in wait(list(busy), LOOK):
+                    worker = busy[cast(Any, connection)]
+                    job, (kind, content) = cast(Job, worker.job), worker.receive()
+                    if kind == "done":
+                        on_progress(job, content)
+                    elif kind == "said":
+                        say(content)
+                    elif kind == "stopped":
+                        worker.job = None
+                    else:
+                        yield job, content
+                        if kind == "died":
+                            worker.close()
+                            team[team.index(worker)] = worker = Worker(worker.core, settings)
+                        worker.give(None if told is not None else next(waiting, None))
+            if told is not None:
+                raise Stopped(told)
     finally:
         for worker in team:
             worker.process.kill()
@@ -117,7 +135,8 @@ class Worker:
         environment = {**os.environ, **SINGLE_THREADED, "JAX_PLATFORMS": "cpu"}
         environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
         program = f"from cotrain.experiments.pool import work; work({theirs.fileno()}, {core})"
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it: Ctrl-C is the parent's
+        # Workers inherit what is blocked: it is the parent that tells them to stop, and how.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             command = [sys.executable, "-P", "-c", program]
             self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
@@ -131,7 +150,7 @@ class Worker:
         self.job = job
         self.send(job)
 
-    def send(self, content: Settings | Job | None) -> None:
+    def send(self, content: Settings | Job | int | None) -> None:
         """Tells it something; that it has died shows when it is to answer."""
         with suppress(OSError):
             self.connection.send(content)
@@ -173,14 +192,23 @@ def work(descriptor: int, core: int | None) -> None:
 
     def show(done: "Done") -> None:
         connection.send(("done", done))
+        if connection.poll():  # while there is a job, there is one thing that it can be told
+            stop.ask(connection.recv())
+
+    def say(line: str) -> None:
+        connection.send(("said", line))
 
     config = method = stream = cast(Any, None)
     while (job := connection.recv()) is not None:
+        if isinstance(job, int):  # asked to stop when it had just finished
+            continue
         try:
             if job.config != config:
                 config, (method, stream) = job.config, build(job.config, settings.data_dir)
-            [result] = run_seeds(config, method, stream, [job.seed], settings.chunk, show)
+            [result] = run_seeds(config, method, stream, [job.seed], settings.chunk, show, say, settings.keep)
             connection.send(("result", result))
+        except Stopped:
+            connection.send(("stopped", None))
         except Exception as error:
             connection.send(("error", _portable(error)))
 

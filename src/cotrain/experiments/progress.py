@@ -65,6 +65,10 @@ class Display:
             left = "" if self.bars is not None or len(self.ended) == len(self.costs) else f"; {self._left()}"
             self.console.print(f"{counted}{name}: {note}{left}", markup=False)
 
+    def say(self, line: str) -> None:
+        """Tells something, above the bars."""
+        self.console.print(line, markup=False)
+
     def _line(self, name: str | None, done: float, total: float, note: str) -> None:
         assert self.bars is not None
         if name not in self.lines:

@@ -1,9 +1,7 @@
 """What came of a run, and the files that keep it."""
 
-import json
-import os
-import tempfile
-from collections.abc import Callable
+import hashlib
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from cotrain import metrics
+from cotrain.errors import Damaged
 from cotrain.experiments import provenance
 from cotrain.experiments.config import Config
+from cotrain.experiments.files import digest_of, read_record, write_bytes, write_record
 
 # Raised, with a line in the changelog, by a change after which the same configuration gives other numbers.
 NUMERICS = 1
@@ -67,7 +67,6 @@ class Result:
             "accuracy": _json(_square(self.accuracy)),
             "initial_accuracy": _json(self.initial),
             "parameters": self.parameters,
-            "seconds": self.seconds,
             "software": provenance.software(),
             "data": None if config is None else provenance.data(config),
         }
@@ -93,21 +92,41 @@ class Results(list[Result]):
         return ", ".join(parts) + f" ({len(self)} {'seed' if len(self) == 1 else 'seeds'})"
 
 
-def save(result: Result, directory: Path, config: Config | None = None) -> None:
-    """Writes `result.json` and, where there is a router, `routing.npz`; each file appears whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
-    routing = result.routing()
-    if routing:
-        _write(directory / "routing.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **routing))
-    record = result.record(config)
-    lines = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in record.items())
-    write_text(directory / "result.json", "{\n" + ",\n".join(lines) + "\n}")
+def save(result: Result, directory: Path, config: Config | None = None, data: dict[str, Any] | None = None) -> None:
+    """Writes `times.json`, `routing.npz` where there is a router, and at last `result.json`, which has its checksum.
+
+    Equal runs give equal files, but for the times. `data` are what `provenance.data` told when the run began; by
+    default, what it tells now.
+    """
+    files = {}
+    if result.logits:
+        routing = io.BytesIO()
+        np.savez_compressed(routing, allow_pickle=False, **result.routing())
+        write_bytes(directory / "routing.npz", routing.getvalue())
+        files["routing.npz"] = hashlib.sha256(routing.getvalue()).hexdigest()
+    write_record(directory / "times.json", result.seconds)
+    known = {} if data is None else {"data": data}
+    write_record(directory / "result.json", {**result.record(config), **known, "files": files})
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file, which appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, lambda file: file.write(text.encode() + b"\n"))
+def read(directory: Path) -> dict[str, Any]:
+    """The record of a run that was saved, with its other files verified."""
+    record = read_record(directory / "result.json")
+    verify_files(directory, record)
+    return record
+
+
+def verify_files(directory: Path, record: dict[str, Any]) -> None:
+    """Checks the files that belong to a record."""
+    files = record.get("files")
+    if not isinstance(files, dict) or not set(files) <= {"routing.npz"}:
+        raise Damaged(directory / "result.json", "it does not say which files belong to it")
+    for name, digest in files.items():
+        path = directory / name
+        if not path.is_file():
+            raise Damaged(path, "it is not a file" if path.exists() else "it is missing")
+        if digest_of(path) != digest:
+            raise Damaged(path, "its checksum is not the one in result.json")
 
 
 def _square(accuracy: np.ndarray) -> np.ndarray:
@@ -127,16 +146,3 @@ def _json(value: Any) -> Any:
     if isinstance(value, list):
         return [_json(item) for item in value]
     return None if np.isnan(value) else value
-
-
-def _write(path: Path, write: Callable[[Any], Any]) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink()
-            raise

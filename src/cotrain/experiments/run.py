@@ -1,5 +1,6 @@
 """Runs methods on streams over seeds, in this process or on all cores."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -12,14 +13,16 @@ import jax
 import numpy as np
 
 from cotrain.data.stream import Stream
-from cotrain.engine import Snapshot, learn, steps_of
+from cotrain.engine import Snapshot, blank, learn, steps_of
 from cotrain.errors import Invalid, check_positive
+from cotrain.experiments import provenance
 from cotrain.experiments.build import build
 from cotrain.experiments.cache import shape_of, share_compiled, turn_to_compile
 from cotrain.experiments.config import Config
+from cotrain.experiments.keep import Keep, kept
 from cotrain.experiments.pool import Job, execute, worker_count
 from cotrain.experiments.progress import Display, Done
-from cotrain.experiments.result import Result, Results, save
+from cotrain.experiments.result import Result, Results
 from cotrain.methods.method import Method
 from cotrain.networks.routing import parameter_count
 
@@ -38,6 +41,9 @@ def run(
     at_once: bool | None = None,
     progress: bool | None = None,
     on_result: Callable[[Result], None] | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    every: float = 60.0,
 ) -> Results:
     """Learns a stream with a method, once for each seed.
 
@@ -45,8 +51,13 @@ def run(
     one program, which is the default on accelerators; on a CPU one after another is faster. `progress` shows a bar, by
     default in a terminal. `on_result` is called with each result as it comes. All of it happens in this process, since
     methods and streams can be anything; `run_config` uses all cores.
+
+    Below `out`, each seed's directory keeps its result and its last two checkpoints: one after each task, and one when
+    the last is `every` seconds old. With `resume`, a run goes on from there, to the bit; that method and stream are the
+    same as before is checked as far as their shapes and rates go.
     """
     seeds = _listed(seeds)
+    keep = None if out is None else Keep(partial(seed_directory, Path(out)), resume, every, forget=False)
     make = stream if callable(stream) else lambda seed: stream
     options = {"batch": batch, "epochs": epochs, "evaluate_all": evaluate_all, "chunk": chunk}
     results = Results()
@@ -54,7 +65,8 @@ def run(
     with Display(map(_name, groups), sys.stderr.isatty() if progress is None else progress) as display:
         for group in groups:
             name = _name(group)
-            for result in _run_group(method, make, group, options, lambda done, name=name: display.show(name, done)):
+            show = partial(display.show, name)
+            for result in _run_group(method, make, group, options, show, display.say, keep):
                 results.append(result)
                 if on_result is not None:
                     on_result(result)
@@ -70,27 +82,39 @@ def run_config(
     report: Callable[[str], None] | None = None,
     *,
     progress: bool | None = None,
+    resume: bool = False,
+    every: float = 60.0,
     **options: Any,
 ) -> Results:
-    """Runs a configuration and writes each seed's record under `out` as soon as there is one.
+    """Runs a configuration, and keeps each seed's checkpoints and result in a directory below `out` (see `run`).
 
-    The options are those of `run_jobs`. The first error ends all of it.
+    The other options are those of `run_jobs`. The first error ends all of it.
     """
     wanted, results = _listed(seeds), Results()
+    keep = None if out is None else Keep(partial(seed_directory, out), resume, every, forget=False)
     jobs = {Job(config, seed): _name([seed]) for seed in wanted}
     with Display(jobs.values(), sys.stderr.isatty() if progress is None else progress) as display:
         runs = run_jobs(
-            list(jobs), data_dir, report, on_progress=lambda job, done: display.show(jobs[job], done), **options
+            list(jobs),
+            data_dir,
+            report,
+            keep=keep,
+            on_progress=lambda job, done: display.show(jobs[job], done),
+            say=display.say,
+            **options,
         )
         with closing(runs):
             for job, result in runs:
                 if isinstance(result, Exception):
                     raise result
                 results.append(result)
-                if out is not None:
-                    save(result, out / f"seed-{result.seed}", config)
                 display.end(jobs[job])
     return Results(sorted(results, key=lambda result: wanted.index(result.seed)))
+
+
+def seed_directory(out: Path, config: Config | None, seed: int) -> Path:
+    """Where a seed's files are, of runs that are kept together."""
+    return out / f"seed-{seed}"
 
 
 def run_jobs(
@@ -98,12 +122,16 @@ def run_jobs(
     data_dir: Path | None = None,
     report: Callable[[str], None] | None = None,
     *,
+    keep: Keep | None = None,
     chunk: int = 500,
     at_once: bool | None = None,
     workers: int | None = None,
     on_progress: Callable[[Job, Done], None] = lambda job, done: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Generator[tuple[Job, Result | Exception], None, None]:
     """Runs jobs, and yields each with its result, or with the error that ended it, as it comes.
+
+    `keep` says where, and how; without it, nothing is written. `say` is told what happens to files on the way.
 
     On a CPU, `workers` processes share the jobs, by default one per core and at most one per job; with one worker, or
     with `at_once` (see `run`), all happens in this process. Configurations and data are tried before anything runs,
@@ -120,15 +148,16 @@ def run_jobs(
             build(config, data_dir, None if i else report)[1](jobs[0].seed)
 
     if workers > 1:
-        options = {"workers": workers, "data_dir": data_dir, "chunk": chunk}
-        yield from execute(jobs, **options, on_progress=on_progress, meanwhile=try_out)
+        options = {"workers": workers, "data_dir": data_dir, "chunk": chunk, "keep": keep}
+        yield from execute(jobs, **options, on_progress=on_progress, say=say, meanwhile=try_out)
         return
     for config in configs:
         method, stream = build(config, data_dir, report)
         for group in _groups([job.seed for job in jobs if job.config == config], at_once):
             together = [Job(config, seed) for seed in group]
             try:
-                outcomes = run_seeds(config, method, stream, group, chunk, partial(_tell, on_progress, together))
+                show = partial(_tell, on_progress, together)
+                outcomes = run_seeds(config, method, stream, group, chunk, show, say, keep)
             except Exception as error:  # the caller says what is to become of the others
                 outcomes = [error] * len(group)
             yield from zip(together, outcomes, strict=True)
@@ -146,10 +175,12 @@ def run_seeds(
     seeds: list[int],
     chunk: int,
     show: Callable[[Done], None],
+    say: Callable[[str], None] = lambda line: None,
+    keep: Keep | None = None,
 ) -> list[Result]:
     """Seeds of a configuration at once, in this process, with what `build` made of it."""
     options = {"batch": config.batch, "epochs": config.epochs, "evaluate_all": config.evaluate_all, "chunk": chunk}
-    return _run_group(method, stream, seeds, options, show, shape_of(config, chunk, len(seeds)))
+    return _run_group(method, stream, seeds, options, show, say, keep, config)
 
 
 def _listed(seeds: int | Sequence[int]) -> list[int]:
@@ -184,37 +215,69 @@ def _run_group(
     seeds: list[int],
     options: dict[str, Any],
     show: Callable[[Done], None],
-    shape: str | None = None,
+    say: Callable[[str], None],
+    keep: Keep | None = None,
+    config: Config | None = None,
 ) -> list[Result]:
-    """The seeds that run at once; where they have a shape, no other process compiles it at the same time."""
+    """The seeds that run at once; where they have a configuration, no other process compiles its shape meanwhile."""
     streams, seconds = [stream(seed) for seed in seeds], dict.fromkeys(EVENTS.values(), 0.0)
     steps = steps_of(streams[0], options["batch"], options["epochs"])
-    show(Done(0, sum(steps), "compiling"))
-    with ExitStack() as turn:
-        if shape is not None:
-            turn.enter_context(turn_to_compile(shape))
-        last, snapshot = time.monotonic(), None
-        for snapshot in learn(method, streams, seeds, **options):
-            now = time.monotonic()
-            seconds[EVENTS[snapshot.event]] += now - last
-            last = now
-            if snapshot.event == "compiled":
-                turn.close()
-            show(Done(sum(steps[: snapshot.phase]) + snapshot.step, sum(steps), _note(snapshot, len(steps))))
-    assert snapshot is not None
-    per_seed = {event: round(spent / len(seeds), 3) for event, spent in seconds.items()}
+    with ExitStack() as stack:
+        files = None
+        if keep is not None:
+            about = _about(method, seeds, options, config)
+            files = stack.enter_context(kept(keep, config, seeds, about, say))
+        now = None if files is None else files.start(blank(method, streams[0], len(seeds)))
+        if now is not None:
+            seconds["from_step"] = sum(steps[: now.phase]) + now.step  # what came before took its own time
+        if now is None or now.phase < len(steps):
+            turn = stack.enter_context(ExitStack())
+            show(Done(0, sum(steps), "compiling"))
+            if config is not None:
+                turn.enter_context(turn_to_compile(shape_of(config, options["chunk"], len(seeds))))
+            last = time.monotonic()
+            snapshots = learn(method, streams, seeds, **options, start=now)
+            for now in snapshots:
+                seconds[EVENTS[now.event]] += time.monotonic() - last
+                if now.event == "compiled":
+                    turn.close()
+                show(Done(sum(steps[: now.phase]) + now.step, sum(steps), _note(now, len(steps))))
+                if files is not None:
+                    files.show(now)
+                last = time.monotonic()
+        assert now is not None
+        results = _results(method, now, seeds, seconds)
+        if files is not None:
+            files.finish(results)
+    return results
+
+
+def _results(method: Method, last: Snapshot, seeds: list[int], seconds: dict[str, float]) -> list[Result]:
+    """What a run has come to, for each seed."""
+    shared = {event: round(spent / len(seeds), 3) for event, spent in seconds.items() if event in EVENTS.values()}
+    per_seed = {**seconds, **shared}
     return [
         Result(
             seed,
-            snapshot.accuracy[i],
-            snapshot.initial[i],
-            tuple(logits[i] for logits in snapshot.logits),
-            tuple(gates[i] for gates in snapshot.gates),
+            last.accuracy[i],
+            last.initial[i],
+            tuple(logits[i] for logits in last.logits),
+            tuple(gates[i] for gates in last.gates),
             parameter_count(method.network),
             per_seed,
         )
         for i, seed in enumerate(seeds)
     ]
+
+
+def _about(method: Method, seeds: list[int], options: dict[str, Any], config: Config | None) -> dict[str, Any]:
+    """What a checkpoint must agree in with the run that takes it up."""
+    if config is not None:
+        known = {"config": config.record(), "data": provenance.data(config)}
+    else:
+        rates = [float(leaf) for leaf in jax.tree.leaves(method) if jax.numpy.ndim(leaf) == 0]
+        known = {"options": {name: options[name] for name in ("batch", "epochs", "evaluate_all")}, "rates": rates}
+    return json.loads(json.dumps({"seeds": seeds, **known}))
 
 
 def _note(snapshot: Snapshot, phases: int) -> str:

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cotrain.errors import Damaged
 from cotrain.experiments.config import Config
-from cotrain.experiments.result import NUMERICS, Result, save
+from cotrain.experiments.result import NUMERICS, read
 
 
 class Store:
@@ -15,19 +17,24 @@ class Store:
     def __init__(self, root: Path):
         self.root = root
 
-    def place(self, config: Config, seed: int) -> Path:
+    def place(self, config: Config | None, seed: int) -> Path:
         """The directory of a run, finished or not."""
+        assert config is not None
         name = Path(config.arrays).stem if config.arrays is not None else config.benchmark
         return self.root / name / f"{config.network}-{config.method}" / key_of(config) / f"seed-{seed}"
 
-    def read(self, config: Config, seed: int) -> dict[str, Any] | None:
-        """The record of a finished run; None if there is none."""
-        path = self.place(config, seed) / "result.json"
-        return json.loads(path.read_text()) if path.exists() else None
-
-    def keep(self, config: Config, result: Result) -> None:
-        """Writes the record of a run; it appears whole or not at all."""
-        save(result, self.place(config, result.seed), config)
+    def read(
+        self, config: Config, seed: int, report: Callable[[str], None] = lambda line: None
+    ) -> dict[str, Any] | None:
+        """The record of a finished run; None if there is none, or a damaged one, which is told."""
+        place = self.place(config, seed)
+        if not (place / "result.json").exists():
+            return None
+        try:
+            return read(place)
+        except (Damaged, OSError) as error:
+            report(f"{error}; the run counts as not finished")
+            return None
 
 
 def key_of(config: Config) -> str:

@@ -20,10 +20,11 @@ from optuna.trial import TrialState
 
 from cotrain.experiments.build import build
 from cotrain.experiments.config import Config
+from cotrain.experiments.files import write_text
+from cotrain.experiments.keep import Keep
 from cotrain.experiments.paper import METHODS, preset
 from cotrain.experiments.pool import Job, execute, worker_count
 from cotrain.experiments.progress import Display
-from cotrain.experiments.result import write_text
 from cotrain.experiments.store import Store
 
 RATES: dict[str, BaseDistribution] = {
@@ -47,7 +48,7 @@ class Budget:
 
     trials: int = 16
     examples: int | None = 10_000  # of a task, in a trial; None: all
-    finalists: int = 3  # which run at full size
+    finalists: int = 3  # which run at full size, and the first of them once more with half its rates
     validation: int | None = 5000  # training images kept apart
     seed: int = 1000  # of the search's runs
     final_seed: int = 1001
@@ -72,14 +73,15 @@ class Search:
 
     def __init__(self, benchmark: str, method: str, budget: Budget, storage: JournalStorage):
         self.benchmark, self.method, self.budget, self.space = benchmark, method, budget, space(method)
-        sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=8, multivariate=True, constant_liar=True)
         self.study = optuna.create_study(
             study_name=f"{benchmark}, {method}, {key_of_budget(budget)}",
             storage=storage,
-            sampler=sampler,
             direction="maximize",
             load_if_exists=True,
         )
+        options = {"n_startup_trials": 8, "multivariate": True, "constant_liar": True}
+        seed = len(self.study.trials)  # one that goes on does not draw again what it has drawn
+        self.study.sampler = optuna.samplers.TPESampler(seed=seed, **options)
         for trial in self.study.get_trials(states=[TrialState.RUNNING]):  # what an interrupted search left
             self.study.tell(trial.number, state=TrialState.FAIL)
             self.study.enqueue_trial(trial.params)
@@ -107,10 +109,11 @@ class Search:
         return replace(config, **_rounded(options), examples=examples, validation=self.budget.validation)
 
     def finalists(self) -> list[Config]:
-        """The best trials, as they run at full size."""
+        """The best trials, as they run at full size, and the best with half its rates: more steps want lower ones."""
         done = self.study.get_trials(states=[TrialState.COMPLETE])
-        best = sorted(done, key=lambda trial: -(trial.value or 0))[: self.budget.finalists]
-        return [self.config(trial.params, None) for trial in best]
+        best = [trial.params for trial in sorted(done, key=lambda trial: -(trial.value or 0))[: self.budget.finalists]]
+        halved = {name: value / 2 if name in RATES else value for name, value in best[0].items()}
+        return [self.config(options, None) for options in [*best, halved]]
 
 
 def key_of_budget(budget: Budget) -> str:
@@ -146,8 +149,12 @@ def tune(
     searches = [Search(benchmark, method, budget, storage) for benchmark in benchmarks for method in methods]
     store = Store(directory / "records")
     first = searches[0].config({}, budget.examples)
-    options = {"data_dir": data_dir, "meanwhile": lambda: build(first, data_dir, report)}  # fetches the data once
-    _search(searches, store, workers, bars, options)
+    options = {
+        "data_dir": data_dir,
+        "meanwhile": lambda: build(first, data_dir, report),  # fetches the data once
+        "keep": Keep(store.place),
+    }
+    _search(searches, workers, bars, options)
     _final(searches, store, workers, bars, options)
     return {
         "budget": asdict(budget),
@@ -159,7 +166,7 @@ def tune(
     }
 
 
-def _search(searches: Sequence[Search], store: Store, workers: int | None, bars: bool, options: dict[str, Any]) -> None:
+def _search(searches: Sequence[Search], workers: int | None, bars: bool, options: dict[str, Any]) -> None:
     """Runs all trials that are left, in turns, and tells the studies what came of them."""
     left = {search: max(search.left, 0) for search in searches}
     asked, names = dict[Job, list[Asked]](), dict[Job, str]()
@@ -184,15 +191,19 @@ def _search(searches: Sequence[Search], store: Store, workers: int | None, bars:
         return
     with Display(total, bars, ends=True) as display:
         count = worker_count(workers, len(total))
-        runs = execute(jobs(), workers=count, on_progress=lambda job, done: display.show(names[job], done), **options)
+        runs = execute(
+            jobs(),
+            workers=count,
+            on_progress=lambda job, done: display.show(names[job], done),
+            say=display.say,
+            **options,
+        )
         with closing(runs):
             for job, outcome in runs:
                 search, trial = asked[job].pop(0)
                 value = 0.0 if isinstance(outcome, Exception) else outcome.acc  # what diverges learns nothing
                 search.study.tell(trial, value)
                 display.end(names[job], f"{value:.4f} with {_short(trial.params)}")
-                if not isinstance(outcome, Exception):
-                    store.keep(job.config, outcome)
 
 
 def _final(searches: Sequence[Search], store: Store, workers: int | None, bars: bool, options: dict[str, Any]) -> None:
@@ -207,13 +218,18 @@ def _final(searches: Sequence[Search], store: Store, workers: int | None, bars: 
         return
     with Display([names[job] for job in jobs], bars, ends=True) as display:
         count = worker_count(workers, len(jobs))
-        runs = execute(jobs, workers=count, on_progress=lambda job, done: display.show(names[job], done), **options)
+        runs = execute(
+            jobs,
+            workers=count,
+            on_progress=lambda job, done: display.show(names[job], done),
+            say=display.say,
+            **options,
+        )
         with closing(runs):
             for job, outcome in runs:
                 if isinstance(outcome, Exception):
                     display.end(names[job], f"failed: {outcome}", failed=True)
                 else:
-                    store.keep(job.config, outcome)
                     display.end(names[job], f"{outcome.acc:.4f}")
 
 

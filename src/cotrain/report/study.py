@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from cotrain.errors import Invalid
+from cotrain.data.npz import read_npz
+from cotrain.errors import Damaged, Invalid
 from cotrain.experiments.config import BENCHMARKS, Config
+from cotrain.experiments.files import read_record
 from cotrain.experiments.paper import METHODS
+from cotrain.experiments.result import verify_files
 from cotrain.metrics import Summary, summarise, used_experts
 from cotrain.report.table import PAPER
 
@@ -25,7 +27,7 @@ FULL_EXAMPLES = (None, 60000)
 SIZES = ("test_examples", "validation", "batch", "rotation_step", "hidden", "layers", "experts", "k", "units")
 SIZES += ("memory", "memory_batch", "arrays")  # what the paper says of its experiment, apart from tasks and examples
 NAMED = ("benchmark", "network", "method", "arrays")  # what the row is called, not an option of it
-UNREADABLE = (OSError, ValueError, KeyError, TypeError)  # a file that is missing, cut short or something else
+UNREADABLE = (Damaged, OSError, ValueError, KeyError, TypeError)  # a file that is missing, cut short or something else
 
 
 @dataclass(frozen=True)
@@ -134,18 +136,18 @@ class Reader:
 
     def _read(self, path: Path) -> Run | None:
         try:
-            record = json.loads((path / "result.json").read_text())
+            record = read_record(path / "result.json")
             run = _run(path, record)
         except UNREADABLE as error:
-            reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error!r:.100})"
-            self.problems.append(f"{self._named(path)}/result.json {reason}")
+            self.problems.append(f"{self._named(path)}/result.json {_reason(error)}")
             return None
-        if not (path / "routing.npz").exists():
-            return run
         try:
+            verify_files(path, record)
+            if not (path / "routing.npz").exists():
+                return run
             gates, used = _routing(path / "routing.npz", run.tasks)
-        except (*UNREADABLE, EOFError, BadZipFile) as error:
-            self.problems.append(f"{self._named(path)}/routing.npz cannot be read ({error!r:.100})")
+        except UNREADABLE as error:
+            self.problems.append(f"{self._named(path)}/routing.npz {_reason(error)}")
             return run
         return replace(run, final=tuple(layer[-1] for layer in gates), used=tuple(used))
 
@@ -153,12 +155,18 @@ class Reader:
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else path.name
 
 
+def _reason(error: Exception) -> str:
+    if isinstance(error, Damaged):
+        return f"is damaged: {error.reason}"
+    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error!r:.100})"
+
+
 def read_study(directory: Path) -> Study:
     """The tables of `grid.json`, or one table of all records below the directory where there is none."""
     if not (directory / "grid.json").exists():
         return Study((_table_of_runs(directory),))
     try:
-        grid = json.loads((directory / "grid.json").read_text())
+        grid = read_record(directory / "grid.json")
         scale, wanted = grid.get("scale"), grid.get("seeds")
         tables = tuple(_table(directory, str(name), rows, scale, wanted) for name, rows in grid["tables"].items())
         failed = tuple({"run": str(one["run"]), "error": str(one["error"])} for one in grid.get("failed", []))
@@ -285,15 +293,15 @@ def _number(value: float | None) -> float:
 
 def _routing(path: Path, tasks: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Per layer, the gates and the used experts after each phase."""
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        layers = range(sum(name.startswith("gates_") for name in file.files))
-        gates = [file[f"gates_{layer}"] for layer in layers]
-        if any(one.ndim != 3 or one.shape[1] != tasks for one in gates):
-            raise ValueError("gates must be phases × tasks × experts")
-        used = [
-            file[f"used_{layer}"].astype(bool) if f"used_{layer}" in file.files else used_experts(gates[layer])
-            for layer in layers
-        ]
+    file = read_npz(path)
+    layers = range(sum(name.startswith("gates_") for name in file))
+    gates = [file[f"gates_{layer}"] for layer in layers]
+    if any(one.ndim != 3 or one.shape[1] != tasks for one in gates):
+        raise ValueError("gates must be phases × tasks × experts")
+    used = [
+        file[f"used_{layer}"].astype(bool) if f"used_{layer}" in file else used_experts(gates[layer])
+        for layer in layers
+    ]
     if any(one.shape != (len(layer), layer.shape[2]) for one, layer in zip(used, gates, strict=True)):
         raise ValueError("used experts must be phases × experts")
     return gates, used

@@ -10,6 +10,7 @@ import numpy as np
 
 from cotrain.errors import Invalid
 from cotrain.experiments.config import Config
+from cotrain.experiments.result import read
 from cotrain.metrics import Summary, summarise
 
 # Table 1 of Collier et al. (2020): (benchmark, network, method) -> ACC and BWT.
@@ -72,7 +73,7 @@ def read_records(directories: Sequence[Path]) -> list[dict[str, Any]]:
     paths = sorted(path for directory in directories for path in directory.rglob("result.json"))
     if not paths:
         raise Invalid("directory", ", ".join(map(str, directories)), "name one with a result.json in it or below")
-    return [json.loads(path.read_text()) for path in paths]
+    return [read(path.parent) for path in paths]
 
 
 def rows(records: Sequence[dict[str, Any]]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from cotrain.experiments.files import digest_of, write_text
 from cotrain.report.captions import CAPTIONS
 from cotrain.report.documents import as_csv, as_json, as_latex, as_markdown, slug, stems
 from cotrain.report.figure import draw_table, figures, save
@@ -13,12 +14,25 @@ def write_report(directory: Path, out: Path | None = None) -> list[Path]:
     """Writes the report of the runs in `directory` to `out`, by default the same, and returns the files."""
     study = read_study(directory)
     out = directory if out is None else out
-    out.mkdir(parents=True, exist_ok=True)
     texts = {"tables.md": as_markdown(study), "tables.csv": as_csv(study), "tables.tex": as_latex(study)}
-    texts |= as_json(study) | {"index.html": as_page(study)}
+    texts |= as_json(study)
     for name, text in texts.items():
-        (out / name).write_text(text, encoding="utf-8")
-    return [*(out / name for name in texts), *_write_figures(study, out / "figures")]
+        write_text(out / name, text.removesuffix("\n"))
+    figures = _write_figures(study, out / "figures")
+    write_text(out / "index.html", f"{as_page(study).rstrip()}\n{_origin(directory)}")
+    return [*(out / name for name in texts), *figures, out / "index.html"]
+
+
+def is_fresh(directory: Path) -> bool:
+    """Whether the report in a directory of runs is whole, and of the runs as they are."""
+    page = directory / "index.html"
+    return page.is_file() and page.read_text(encoding="utf-8").rstrip().endswith(_origin(directory))
+
+
+def _origin(directory: Path) -> str:
+    """The page's last line, which tells what it was made from."""
+    grid = directory / "grid.json"
+    return f"<!-- made from grid.json {digest_of(grid)} -->" if grid.is_file() else "<!-- made from records -->"
 
 
 def _write_figures(study: Study, out: Path) -> list[Path]:
@@ -36,5 +50,5 @@ def _write_figures(study: Study, out: Path) -> list[Path]:
             caption = CAPTIONS[name.partition("-")[0]]
             lines += [f"![{caption.title}]({made[0].name})", ""]
             lines += [f"**{caption.title}** (table {stem}; the paper: {caption.paper}). {caption.look}", ""]
-    (out / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    write_text(out / "README.md", "\n".join(lines))
     return [*paths, out / "README.md"]

@@ -65,10 +65,15 @@ def decode(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarra
         raise Damaged(path, f"it is not a checkpoint ({error!r:.100})") from error
 
 
-def load(path: Path, like: Snapshot, about: dict[str, Any] | None = None) -> Snapshot:
+def load(
+    path: Path,
+    like: Snapshot,
+    about: dict[str, Any] | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Snapshot:
     """Reads a checkpoint of a run whose arrays are shaped as in `like` (see `engine.blank`).
 
-    With `about`, it must be of that very run.
+    With `about`, it must be of that very run; that other software wrote it is only told.
     """
     notes, arrays = decode(read_bytes(path, LIMIT), path)
     if notes.get("numerics") != NUMERICS:
@@ -84,6 +89,11 @@ def load(path: Path, like: Snapshot, about: dict[str, Any] | None = None) -> Sna
     phase, step = notes.get("phase"), notes.get("step")
     if not (isinstance(phase, int) and isinstance(step, int) and 0 <= phase <= like.accuracy.shape[1] and step >= 0):
         raise Damaged(path, f"it is at task {phase!r}, step {step!r}")
+    before, now = notes.get("software"), provenance.software()
+    if changed := [
+        name for name in now if name != "commit" and (not isinstance(before, dict) or before.get(name) != now[name])
+    ]:
+        report(f"{path} was written with another {', '.join(changed)}: the last bits of what follows may differ")
     return _filled(replace(like, phase=phase, step=step), arrays)
 
 
@@ -108,7 +118,7 @@ class Checkpoints:
         paths = self.all()
         for path in paths:
             try:
-                snapshot = load(path, like, self.about)
+                snapshot = load(path, like, self.about, self.report)
             except (Damaged, OSError) as error:
                 self.report(f"{error}; trying the one before")
                 continue

@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP_INSTALL := -m pip install --disable-pip-version-check -q
 
-.PHONY: help install test test-slow test-network lint format reproduce bench numbers lock clean
+.PHONY: help install test test-slow test-network torture lint format reproduce bench numbers lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,6 +32,9 @@ test-slow: install ## run the tests that train for minutes, on real data
 
 test-network: install ## run the tests that fetch data from outside
 	$(BIN)/pytest -m "network and not slow"
+
+torture: install ## kill runs, damage files, fill disks: see that nothing is lost or goes unnoticed
+	cd tests && ../$(BIN)/python -m torture
 
 lint: install ## check style, formatting and types
 	$(BIN)/ruff check

@@ -249,7 +249,7 @@ def fuzz(name: str, reader: Reader, seconds: float, seed: int) -> int:
     counts = {"refused": 0, "read": 0, "findings": 0}
     end = time.monotonic() + seconds
     with bounded():
-        while time.monotonic() < end:
+        while time.monotonic() < end and counts["findings"] < 20:
             data = draws.choice(files)
             for _ in range(draws.randint(0, 4)):
                 data = damaged(draws, data, draws.choice(files))

@@ -22,15 +22,15 @@ def check_name(field: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in known:
         return name
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise Invalid(field, name, f"{hint}choose from {', '.join(known)}")
 
 
-def check_positive(field: str, value: int) -> int:
-    """Returns `value` if it is a whole number of at least one."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise Invalid(field, value, "choose a whole number of at least 1")
+def check_positive(field: str, value: int, least: int = 1) -> int:
+    """Returns `value` if it is a whole number of at least one, or of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise Invalid(field, value, f"choose a whole number of at least {least}")
     return int(value)
 
 

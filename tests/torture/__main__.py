@@ -25,7 +25,7 @@ from torture.child import attempt, end_with_parent
 from torture.commands import damage_and_type, scenes
 from torture.kills import ask_to_stop, torment, torment_workers
 from torture.readers import damage_and_read, data_in, targets
-from torture.trouble import spoil_disks, vex
+from torture.trouble import OTHERS, spoil_disks
 
 PER_CASE = 3  # kills, at least
 NEEDED = 3  # cases, for the other parts
@@ -74,15 +74,15 @@ def main() -> int:
 
 def tasks(cases: list[str], options: argparse.Namespace, home: Path) -> Iterator[Task]:
     """All that there is to do, in parts of about a minute."""
-    seed, in_pool = options.seed, options.kills // 30
-    for i, case in enumerate(cases):
-        yield partial(torment, case, (options.kills - in_pool + i) // len(cases), home, seed)
+    seed, in_pool, thorough = options.seed, options.kills // 30, options.kills >= 100
     if in_pool:
         yield partial(torment_workers, in_pool, home, seed)
-    thorough = options.kills >= 100
     yield partial(ask_to_stop, 4 if thorough else 2, home, seed)
     yield partial(spoil_disks, 3 if thorough else 1, home, seed)
-    yield partial(vex, home, seed)
+    for i, case in enumerate(cases):
+        yield partial(torment, case, (options.kills - in_pool + i) // len(cases), home, seed)
+    for trouble in OTHERS[: 4 if thorough else 2]:
+        yield partial(trouble, home, seed)
     played, read = list(scenes(home)), list(targets(home))
     typed = options.corruptions // 10
     for i, name in enumerate(played):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from jax._src.xla_bridge import backends_are_initialized
 
-PATIENCE = 120.0  # seconds until a child counts as hanging
+PATIENCE = 300.0  # seconds until a child counts as hanging
 HUNG = 124
 
 

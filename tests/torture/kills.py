@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from torture.cases import MAIN, Tally, command, damaged_files, differences, program, reference_of
+from torture.cases import GRID, MAIN, Tally, command, damaged_files, differences, program, reference_of
 from torture.child import Ended, alive, attempt, until
 from torture.faults import killed_in_writing, slow_disk
 
@@ -28,10 +28,13 @@ def torment(case: str, quota: int, home: Path, seed: int) -> Tally:
         with tempfile.TemporaryDirectory(dir=home) as folder:
             out, kills = Path(folder, "out"), 0
             while (tries := tries - 1) > 0 and tally.kills + kills < quota:
+                before = newest(out)
                 ended = attempt(program(case, home, out), **_blow(draws, out))
                 if not ended.killed:
                     break
                 kills += 1
+                if newest(out) < before and case != GRID:  # where they go when a run is finished
+                    tally.wrong(f"after a kill, {before} is lost", ended)
                 for told in damaged_files(out):
                     tally.wrong(f"after a kill, {told}", ended)
             else:
@@ -89,6 +92,11 @@ def news(directory: Path, count: int, child: int) -> None:
         return len(seen) >= count or not alive(child)
 
     until(look)
+
+
+def newest(directory: Path) -> str:
+    """The name of the last checkpoint below a directory."""
+    return max((path.name for path in directory.rglob("checkpoint-*")), default="")
 
 
 def _names(directory: Path) -> set[str]:

@@ -17,7 +17,7 @@ from torture.cases import MAIN, Tally, apart, arrays_of, damaged_files, differen
 from torture.child import Ended, alive, attempt
 from torture.damage import damaged
 from torture.faults import slow_disk, wild_clock
-from torture.kills import kill, news
+from torture.kills import kill, newest, news
 
 NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000  # for unshare(2)
 READ_ONLY, REMOUNT, BIND, ALL_PRIVATE = 1, 32, 4096, 16384 | 1 << 18  # for mount(2)
@@ -56,11 +56,11 @@ def _spoil_disks(times: int, home: Path, seed: int, tally: Tally) -> None:
 
 def _write_to(disk: Path, trouble: Trouble, wait: int, home: Path, tally: Tally) -> None:
     """A run on a disk with which something is wrong after some checkpoints: it says so, and loses nothing."""
-    out, before = disk / "out", []
+    out, before = disk / "out", list[str]()
 
     def meddle(child: int) -> None:
         news(out, wait, child)
-        before.extend(_checkpoints(out))
+        before.append(newest(out))
         while alive(child):
             trouble.make(disk)
             time.sleep(0.002)
@@ -70,7 +70,7 @@ def _write_to(disk: Path, trouble: Trouble, wait: int, home: Path, tally: Tally)
     what = f"{trouble.what} after {wait} checkpoints"
     ended = attempt(program(MAIN, home, out), before=partial(slow_disk, 0.02), meddle=meddle)
     right, told = tally.look(what, ended, (1,)), trouble.says in ended.said
-    kept, whole = max(_checkpoints(out), default="") >= max(before, default=""), not damaged_files(disk)
+    kept, whole = newest(out) >= before[0], not damaged_files(disk)
     trouble.end(disk)
     resumed = tally.look(f"going on after {what}", attempt(program(MAIN, home, out)))
     same = not differences(out, reference_of(MAIN, home))
@@ -78,57 +78,64 @@ def _write_to(disk: Path, trouble: Trouble, wait: int, home: Path, tally: Tally)
     shutil.rmtree(out)
 
 
-def vex(home: Path, seed: int) -> Tally:
-    """All other trouble."""
-    tally, whole = Tally("other trouble"), reference_of(MAIN, home)
-
-    vanishing = home / "vanishing"
-    once = attempt(program(MAIN, vanishing, vanishing / "whole"))
-    out = vanishing / "out"
-    ended = attempt(
-        program(MAIN, vanishing, out), before=partial(slow_disk, 0.02), meddle=partial(_vanish, out, vanishing)
-    )
-    well = [tally.look("data that vanish under a run", one) for one in (once, ended)]
-    tally.trial("data that vanish (ends well, twice; identical)", *well, not differences(out, vanishing / "whole"))
-
-    out, second = home / "both", []
-    again = partial(_start_again, program(MAIN, home, out), out, second)
-    first = attempt(program(MAIN, home, out), before=partial(slow_disk, 0.1), meddle=again)
-    well = [tally.look("the first of two", first), tally.look("the second of two", second[0], (1,))]
-    told = "another process is at work on this run" in second[0].said
-    tally.trial("two processes (first, second, told, identical)", *well, told, not differences(out, whole))
-
-    out = home / "clock"
-    attempt(program(MAIN, home, out), before=partial(wild_clock, seed), meddle=partial(kill, out, 5, 0.0))
-    for path in out.rglob("*"):
-        os.utime(path, (2e9, 2e9))
-    well = tally.look(
-        "going on with a wrong clock", attempt(program(MAIN, home, out), before=partial(wild_clock, seed))
-    )
-    tally.trial("a wrong clock (resumed, identical)", well, not differences(out, whole))
-
-    out, draws = home / "cache", random.Random(seed)
-    cache = Path(shutil.copytree(jax.config.values["jax_compilation_cache_dir"], home / "bad-cache"))
-    for path in cache.glob("*-cache"):
-        path.write_bytes(damaged(draws, path.read_bytes())[1])
-    use = partial(jax.config.update, "jax_compilation_cache_dir", str(cache))
-    well = tally.look("damaged compiled programs", attempt(program(MAIN, home, out), before=use))
-    tally.trial("damaged compiled programs (ends well, identical)", well, not differences(out, whole))
+def lose_data(home: Path, _seed: int) -> Tally:
+    """The file of tasks vanishes under a run."""
+    tally, place = Tally("other trouble, data that vanish"), home / "vanishing"
+    whole, out = place / "whole", place / "out"
+    once = tally.look("the undisturbed run", attempt(program(MAIN, place, whole)))
+    vanish = partial(_vanish, out, arrays_of(place))
+    ended = attempt(program(MAIN, place, out), before=partial(slow_disk, 0.02), meddle=vanish)
+    tally.trial("twice well, identical", once, tally.look("without data", ended), not differences(out, whole))
     return tally
 
 
-def _vanish(out: Path, place: Path, child: int) -> None:
+def start_twice(home: Path, _seed: int) -> Tally:
+    """Two processes are at one run."""
+    tally, out, ends = Tally("other trouble, two processes"), home / "both", list[Ended]()
+    again = partial(_start_again, program(MAIN, home, out), out, ends)
+    ends.append(attempt(program(MAIN, home, out), before=partial(slow_disk, 0.1), meddle=again))
+    second, first = ends
+    told = "another process is at work on this run" in second.said
+    well = tally.look("the first", first), tally.look("the second", second, (1,))
+    tally.trial("first, second, told, identical", *well, told, not differences(out, reference_of(MAIN, home)))
+    return tally
+
+
+def turn_clock(home: Path, seed: int) -> Tally:
+    """The time of day jumps about, and files are of the future."""
+    tally, out, wild = Tally("other trouble, a wrong clock"), home / "clock", partial(wild_clock, seed)
+    attempt(program(MAIN, home, out), before=wild, meddle=partial(kill, out, 5, 0.0))
+    for path in out.rglob("*"):
+        os.utime(path, (2e9, 2e9))
+    ended = attempt(program(MAIN, home, out), before=wild)
+    tally.trial("resumed, identical", tally.look("going on", ended), not differences(out, reference_of(MAIN, home)))
+    return tally
+
+
+def spoil_cache(home: Path, seed: int) -> Tally:
+    """Every compiled program that JAX has kept is damaged."""
+    tally, draws, out = Tally("other trouble, damaged programs"), random.Random(seed), home / "cache"
+    cache = Path(shutil.copytree(jax.config.values["jax_compilation_cache_dir"], home / "bad-cache"))
+    for path in cache.glob("*-cache"):
+        path.write_bytes(damaged(draws, path.read_bytes())[1])
+    ended = attempt(
+        program(MAIN, home, out), before=partial(jax.config.update, "jax_compilation_cache_dir", str(cache))
+    )
+    tally.trial("well, identical", tally.look("the run", ended), not differences(out, reference_of(MAIN, home)))
+    return tally
+
+
+OTHERS = (lose_data, start_twice, turn_clock, spoil_cache)
+
+
+def _vanish(out: Path, file: Path, child: int) -> None:
     news(out, 3, child)
-    arrays_of(place).unlink()
+    file.unlink()
 
 
 def _start_again(program: Callable[[], int], out: Path, ends: list[Ended], child: int) -> None:
     news(out, 2, child)
     ends.append(attempt(program))
-
-
-def _checkpoints(out: Path) -> list[str]:
-    return [path.name for path in out.rglob("checkpoint-*")]
 
 
 def _fill(disk: Path) -> None:

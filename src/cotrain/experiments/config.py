@@ -128,8 +128,8 @@ class Config:
         for field in ("tasks", "examples", "test_examples", "validation"):
             if self.arrays is not None and getattr(self, field) is not None:
                 raise Invalid(field, getattr(self, field), "with your own arrays, leave it out")
-        if self.stream_seed is not None and self.stream_seed < 0:
-            raise Invalid("stream_seed", self.stream_seed, "choose a whole number of at least 0")
+        if self.stream_seed is not None:
+            check_positive("stream_seed", self.stream_seed, least=0)
         if self.method == "private" and self.network == "shared-bottom":
             raise Invalid("network", self.network, "private experts need a routing-network")
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from cotrain.experiments import tune as tuning
 from cotrain.experiments.build import build_stream
 from cotrain.experiments.config import Config
 from cotrain.experiments.paper import METHODS, SCALES, cells
-from cotrain.experiments.tune import Budget, save, space, tune
+from cotrain.experiments.tune import Budget, Climb, save, space, tune
 
 WHERE, WHAT = "permuted-mnist", ["shared bottom", "MoE + replay + co-training"]
-BUDGET = Budget(trials=4, examples=None, finalists=2, validation=None)
+BUDGET = Budget(trials=4, examples=None, finalists=2, steps=3, validation=None)
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +47,9 @@ def test_every_method_gets_the_same_budget_and_the_best_is_found(tmp_path):
     for method in WHAT:
         best = found["found"][WHERE][method]
         assert len(best["trials"]) == BUDGET.trials
-        assert len(best["finalists"]) == BUDGET.finalists
+        assert len(best["full_size"]) == BUDGET.finalists + BUDGET.steps
         assert set(best["options"]) == set(space(method)) == set(found["space"][method])
-        assert best["validation_acc"] == max(finalist["acc"] for finalist in best["finalists"])
+        assert best["validation_acc"] == max(tried["acc"] for tried in best["full_size"])
         assert [trial["lr"] for trial in best["trials"][:3]] == [0.1, 0.03, 0.01]
     assert found["budget"]["trials"] == 4
 
@@ -88,7 +89,36 @@ def test_a_rate_that_diverges_is_no_finalist(tmp_path, monkeypatch):
     found = tune([WHERE], WHAT[:1], tmp_path, replace(BUDGET, trials=3), workers=1)
     best = found["found"][WHERE][WHAT[0]]
     assert sorted(trial["acc"] for trial in best["trials"])[0] == 0
-    assert best["options"]["lr"] <= 0.1
+    assert best["options"]["lr"] < 1
+
+
+class Hill:
+    """A search, and a store, of which every run is known: the best rates are 0.02 and 0.2."""
+
+    budget, space, root = replace(BUDGET, steps=12), {"lr": 0, "memory_lr": 0, "sampling": 0}, None
+
+    def finalists(self):
+        return [{"lr": 0.1, "memory_lr": 0.1, "sampling": "none"}, {"lr": 0.4, "memory_lr": 0.1, "sampling": "gumbel"}]
+
+    def config(self, options, examples):
+        return Config(**options, examples=examples)
+
+    def read(self, config, seed):
+        off = np.log([config.lr / 0.02, config.memory_lr / 0.2])
+        return {"acc": 1 - 0.01 * float(off @ off) - 0.1 * (config.sampling != "none")}
+
+
+def test_a_climb_leads_from_the_best_finalist_to_better_rates():
+    climb = Climb(cast(Any, Hill()), cast(Any, Hill()))
+    assert climb.next is None
+    assert len(climb.tried) == 2 + 12
+    assert len({tuple(options.values()) for _, options in climb.tried}) == 2 + 12
+    acc, best = climb.best
+    assert acc > climb.tried[0][0]
+    assert best["sampling"] == "none"
+    assert 0.014 < best["lr"] < 0.028
+    assert 0.14 < best["memory_lr"] < 0.28
+    assert climb.tried[2][1] == {"lr": 0.05, "memory_lr": 0.05, "sampling": "none"}  # all rates together, first
 
 
 def test_the_search_sees_neither_the_test_images_nor_a_reported_seed():

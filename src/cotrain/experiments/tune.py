@@ -1,7 +1,8 @@
 """Searches the options of each method of the paper's grid, all with the same budget.
 
 Nothing here sees what is reported: the seeds serve no reported run, and the accuracy that counts is on training images
-that are kept apart. A search with few examples picks finalists, which run again at full size.
+that are kept apart. A search with few examples picks finalists, which run again at full size; steps in the rates lead on
+from the best of them.
 """
 
 import json
@@ -48,7 +49,8 @@ class Budget:
 
     trials: int = 16
     examples: int | None = 10_000  # of a task, in a trial; None: all
-    finalists: int = 3  # which run at full size, and the first of them once more with half its rates
+    finalists: int = 3  # which run at full size
+    steps: int = 8  # from the best of them, at full size
     validation: int | None = 5000  # training images kept apart
     seed: int = 1000  # of the search's runs
     final_seed: int = 1001
@@ -108,12 +110,77 @@ class Search:
         config = preset(self.benchmark, self.method, "as-the-paper")
         return replace(config, **_rounded(options), examples=examples, validation=self.budget.validation)
 
-    def finalists(self) -> list[Config]:
-        """The best trials, as they run at full size, and the best with half its rates: more steps want lower ones."""
+    def finalists(self) -> list[dict[str, Any]]:
+        """The options of the best trials."""
         done = self.study.get_trials(states=[TrialState.COMPLETE])
-        best = [trial.params for trial in sorted(done, key=lambda trial: -(trial.value or 0))[: self.budget.finalists]]
-        halved = {name: value / 2 if name in RATES else value for name, value in best[0].items()}
-        return [self.config(options, None) for options in [*best, halved]]
+        best = sorted(done, key=lambda trial: -(trial.value or 0))
+        unlike = list({_short(trial.params): _rounded(trial.params) for trial in best}.values())
+        return unlike[: self.budget.finalists]
+
+
+class Climb:
+    """The runs of a search at full size: the finalists, and then steps from the best of them.
+
+    A step halves or doubles the rates, all at once or one alone; what is better is the place to go on from. When none is
+    better, they become smaller.
+    """
+
+    def __init__(self, search: Search, store: Store):
+        self.search, self.store = search, store
+        self.tried: list[tuple[float, dict[str, Any]]] = []  # accuracy and options
+        self.plan = self._plan()
+        self.next: dict[str, Any] | None = None
+        self._look_ahead()
+
+    @property
+    def best(self) -> tuple[float, dict[str, Any]]:
+        """The best accuracy, and the options that gave it."""
+        return max(self.tried, key=lambda tried: tried[0])
+
+    @property
+    def left(self) -> int:
+        """How many runs there are still to be."""
+        budget = self.search.budget
+        return 0 if self.next is None else budget.finalists + budget.steps - len(self.tried)
+
+    def job(self, options: dict[str, Any]) -> Job:
+        """The run with some options."""
+        return Job(self.search.config(options, None), self.search.budget.final_seed)
+
+    def tell(self, acc: float) -> None:
+        """What the next one has given."""
+        assert self.next is not None
+        self.tried.append((round(acc, 4), self.next))
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Finds what to run next; what is in the store needs no run."""
+        while (options := next(self.plan, None)) is not None:
+            record = self.store.read(*self.job(options))
+            if record is None:
+                break
+            self.tried.append((round(record["acc"], 4), options))
+        self.next = options
+
+    def _plan(self) -> Iterator[dict[str, Any]]:
+        budget, rates = self.search.budget, [name for name in self.search.space if name in RATES]
+        yield from self.search.finalists()
+        moves, factor = [rates, *([name] for name in rates)], 2.0
+        while factor > 1.01:
+            before = self.best
+            for names in moves:
+                for scale in (1 / factor, factor):
+                    options = self.best[1]
+                    options = _rounded(options | {name: options[name] * scale for name in names})
+                    if any(options == known for _, known in self.tried):
+                        continue
+                    if len(self.tried) == budget.finalists + budget.steps:
+                        return
+                    yield options
+                    if self.best[1] == options:
+                        break
+            if self.best == before:
+                factor **= 0.5
 
 
 def key_of_budget(budget: Budget) -> str:
@@ -155,12 +222,13 @@ def tune(
         "keep": Keep(store.place),
     }
     _search(searches, workers, bars, options)
-    _final(searches, store, workers, bars, options)
+    climbs = [Climb(search, store) for search in searches]
+    _climb(climbs, workers, bars, options)
     return {
         "budget": asdict(budget),
         "space": {method: {name: _plain(known) for name, known in space(method).items()} for method in methods},
         "found": {
-            benchmark: {s.method: _found(s, store) for s in searches if s.benchmark == benchmark}
+            benchmark: {c.search.method: _found(c) for c in climbs if c.search.benchmark == benchmark}
             for benchmark in benchmarks
         },
     }
@@ -206,20 +274,34 @@ def _search(searches: Sequence[Search], workers: int | None, bars: bool, options
                 display.end(names[job], f"{value:.4f} with {_short(trial.params)}")
 
 
-def _final(searches: Sequence[Search], store: Store, workers: int | None, bars: bool, options: dict[str, Any]) -> None:
-    """Runs the finalists that are not in the store yet."""
-    names = {
-        Job(config, search.budget.final_seed): f"{search.benchmark}, {search.method}, finalist {place + 1}"
-        for search in searches
-        for place, config in enumerate(search.finalists())
-    }
-    jobs = [job for job in names if store.read(*job) is None]
-    if not jobs:
+def _climb(climbs: Sequence[Climb], workers: int | None, bars: bool, options: dict[str, Any]) -> None:
+    """Makes all climbs at once, each a run at a time."""
+    running, names = dict[Job, Climb](), dict[Job, str]()
+
+    def name(climb: Climb, number: int) -> str:
+        return f"{climb.search.benchmark}, {climb.search.method}, full size {number}"
+
+    total = [name(climb, len(climb.tried) + i + 1) for climb in climbs for i in range(climb.left)]
+
+    class Jobs(Iterator[Job]):
+        """The next run of the climb that is least far; none while all are running, and then some again."""
+
+        def __next__(self) -> Job:
+            ready = [climb for climb in climbs if climb.next is not None and climb not in running.values()]
+            if not ready:
+                raise StopIteration
+            climb = min(ready, key=lambda climb: len(climb.tried))
+            assert climb.next is not None
+            job = climb.job(climb.next)
+            running[job], names[job] = climb, name(climb, len(climb.tried) + 1)
+            return job
+
+    if not total:
         return
-    with Display([names[job] for job in jobs], bars, ends=True) as display:
-        count = worker_count(workers, len(jobs))
+    with Display(total, bars, ends=True) as display:
+        count = worker_count(workers, len(climbs))
         runs = execute(
-            jobs,
+            Jobs(),
             workers=count,
             on_progress=lambda job, done: display.show(names[job], done),
             say=display.say,
@@ -227,25 +309,20 @@ def _final(searches: Sequence[Search], store: Store, workers: int | None, bars: 
         )
         with closing(runs):
             for job, outcome in runs:
-                if isinstance(outcome, Exception):
-                    display.end(names[job], f"failed: {outcome}", failed=True)
-                else:
-                    display.end(names[job], f"{outcome.acc:.4f}")
+                acc = 0.0 if isinstance(outcome, Exception) else outcome.acc
+                climb = running.pop(job)
+                display.end(names[job], f"{acc:.4f} with {_short(climb.next or {})}")
+                climb.tell(acc)
 
 
-def _found(search: Search, store: Store) -> dict[str, Any]:
-    """The best finalist's options, and all that was tried."""
-    tried = []
-    for config in search.finalists():
-        record = store.read(config, search.budget.final_seed)
-        if record is not None:
-            tried.append((round(record["acc"], 4), {name: getattr(config, name) for name in search.space}))
-    acc, options = max(tried, key=lambda pair: pair[0])
-    trials = search.study.get_trials(states=[TrialState.COMPLETE])
+def _found(climb: Climb) -> dict[str, Any]:
+    """The best options, and all that was tried."""
+    acc, options = climb.best
+    trials = climb.search.study.get_trials(states=[TrialState.COMPLETE])
     return {
         "options": options,
         "validation_acc": acc,
-        "finalists": [{"acc": acc, **options} for acc, options in tried],
+        "full_size": [{"acc": acc, **options} for acc, options in climb.tried],
         "trials": [{"acc": round(trial.value or 0, 4), **_rounded(trial.params)} for trial in trials],
     }
 

@@ -1,11 +1,13 @@
 """What the tests share: a stream that is easy to learn, every method on every network, comparisons of pytrees."""
 
 import os
-
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling is most of what the tests wait for
-os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "0")  # the user's cache is left alone
-
 from pathlib import Path
+
+# Compiling is most of what the tests wait for. What they compile is kept from one to the next, apart from the user's.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import equinox as eqx
 import hypothesis

@@ -53,7 +53,7 @@ def refused(capsys, tmp_path):
         assert printed.out == ""
         assert len(lines) == 1
         assert lines[0].startswith("cotrain: error: ")
-        assert not out.exists()
+        assert not list(out.rglob("*.*"))
         return lines[0]
 
     return run

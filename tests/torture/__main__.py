@@ -60,8 +60,6 @@ def main() -> int:
         except KeyboardInterrupt:
             return 130
     total = sum(parts.values(), Tally("all"))
-    for problem in total.problems:
-        say(f"PROBLEM: {problem}")
     say(f"seed {options.seed}, {time.monotonic() - start:.0f} s; in all:")
     for part in parts.values():
         say(told(part))
@@ -116,6 +114,8 @@ def done(pool: Pool, tasks: Iterable[Task]) -> dict[str, Tally]:
         while True:
             tally, seconds = coming.next(SLOWEST)
             say(f"{told(tally)} ({seconds:.0f} s)")
+            for problem in tally.problems:
+                say(f"PROBLEM: {problem}")
             part = tally.part.partition(",")[0]
             parts[part] = parts.get(part, Tally(part)) + tally
     return parts

@@ -6,10 +6,11 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cotrain import cli
 from cotrain.data import fetch
+from cotrain.experiments.checkpoint import decode
 from torture.cases import GRID, MAIN, OTHER, Tally, arrays_of, differences, program, reference_of
 from torture.child import attempt
 from torture.damage import damaged, reseal, reseal_record
@@ -64,13 +65,10 @@ def scenes(home: Path) -> dict[str, Scene]:
             {"tasks.npz": lambda draws, data: data[: draws.randrange(len(data))]},
             (Step("run --arrays {}/tasks.npz", 2, ("tasks.npz",)),),
         ),
-        "a record of another numerics": Scene(
-            run, {result: _record_with(numerics=99)}, (Step("check {}", 1, ("result.json",)),)
-        ),
-        "a record of another seed": Scene(
+        "a record of another run": Scene(
             run,
-            {result: _record_with(seed=7)},
-            (Step("check {}", 1, ("result.json",)), Step(AGAIN, 0, ("result.json",))),
+            {result: lambda draws, data: reseal_record(data, **{draws.choice(("numerics", "seed")): _other(draws)})},
+            (Step("check {}", 1, ("result.json",)), Step(AGAIN, 0, ("result.json is damaged: it is of another run",))),
             mended=True,
         ),
     }
@@ -79,10 +77,11 @@ def scenes(home: Path) -> dict[str, Scene]:
         steps = Step("check {}", 1, (name,)), Step("table {}", 1, (f"{name} is damaged",)), Step(AGAIN, 0, (name,))
         known[name] = Scene(run, {file: _hurt}, steps, mended=True)
     for what, harm, why in (
-        ("another configuration", lambda *_: other.read_bytes(), "of another run (optimizer 'adam', not 'sgd')"),
-        ("another seed", _with(seeds=[1]), "of another run (seeds [1], not [0])"),
-        ("another numerics", _with(numerics=99), "its numbers are of version 99"),
-        ("a newer format", _with(format=99), "its format is 99, of a newer cotrain"),
+        ("another optimizer", lambda *_: other.read_bytes(), "of another run (optimizer 'adam', not 'sgd')"),
+        ("another configuration", _with_other_options, "of another run ("),
+        ("another seed", lambda draws, data: reseal(data, seeds=[_other(draws)]), "of another run (seeds ["),
+        ("another numerics", lambda draws, data: reseal(data, numerics=_other(draws)), "its numbers are of version"),
+        ("a newer format", lambda draws, data: reseal(data, format=_other(draws)), "of a newer cotrain"),
     ):
         steps = Step("check {}", 1, (NEWEST,)), Step(AGAIN, 2, (NEWEST, why))
         known[f"a checkpoint of {what}"] = Scene(run, {newest: harm}, steps)
@@ -126,9 +125,12 @@ def _hurt(draws: random.Random, data: bytes) -> bytes:
     return damaged(draws, data)[1]
 
 
-def _with(**changes: Any) -> Harm:
-    return lambda _, data: reseal(data, **changes)
+def _other(draws: random.Random) -> int:
+    return draws.randrange(2, 10**6)
 
 
-def _record_with(**changes: Any) -> Harm:
-    return lambda _, data: reseal_record(data, **changes)
+def _with_other_options(draws: random.Random, data: bytes) -> bytes:
+    """A checkpoint that says that it is of another configuration."""
+    config = decode(data, Path())[0]["config"]
+    number = draws.choice([name for name, value in config.items() if type(value) in (int, float)])
+    return reseal(data, config=config | {number: config[number] + _other(draws)})

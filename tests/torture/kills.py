@@ -14,52 +14,62 @@ from typing import Any
 
 import jax
 
-from torture.cases import GRID, MAIN, Tally, command, damaged_files, differences, program, reference_of
+import cotrain
+from torture.cases import MAIN, Tally, command, damaged_files, differences, program, reference_of
 from torture.child import Ended, alive, attempt, until
 from torture.faults import killed_in_writing, slow_disk
 
 TRIES = 4  # attempts for each kill that is wanted
+POOLED = "replay on routing-network, two seeds"
 
 
 def torment(case: str, quota: int, home: Path, seed: int) -> Tally:
-    """Kills a case's runs until there were enough kills; each run is taken up again until it is done."""
-    draws, tally, tries = random.Random(f"{seed} {case}"), Tally(f"kills, {case}"), TRIES * quota
+    """Kills a case's runs."""
+    draws, tally = random.Random(f"{seed} {case}"), Tally(f"kills, {case}")
+
+    def run(out: Path, to_be_killed: bool) -> Ended:
+        return attempt(program(case, home, out), **(_blow(draws, out) if to_be_killed else {}))
+
+    return _kill_often(run, quota, reference_of(case, home), home, tally)
+
+
+def torment_workers(quota: int, home: Path, seed: int) -> Tally:
+    """Kills worker processes and their parent, which are fresh interpreters here."""
+    draws, tally, whole = random.Random(seed), Tally("kills, worker processes and their parent"), home / "pooled"
+
+    def run(out: Path, to_be_killed: bool) -> Ended:
+        return _pooled(home, out, partial(_kill_one, draws, out) if to_be_killed else None)
+
+    tally.look("the undisturbed run", run(whole, False))
+    return _kill_often(run, quota, whole, home, tally)
+
+
+def _kill_often(run: Callable[[Path, bool], Ended], quota: int, whole: Path, home: Path, tally: Tally) -> Tally:
+    """Kills runs until there were enough kills; each is taken up again until it is done, and compared."""
+    tries = TRIES * quota
     while tally.kills < quota and tries > 0:
         with tempfile.TemporaryDirectory(dir=home) as folder:
             out, kills = Path(folder, "out"), 0
             while (tries := tries - 1) > 0 and tally.kills + kills < quota:
                 before = newest(out)
-                ended = attempt(program(case, home, out), **_blow(draws, out))
-                if not ended.killed:
+                ended = run(out, True)
+                if not (ended.killed or "was killed by SIGKILL" in ended.said):
                     break
                 kills += 1
-                if newest(out) < before and case != GRID:  # where they go when a run is finished
+                tally.look("a killed run", ended, (-signal.SIGKILL, 1))
+                if newest(out) < before and not any(out.rglob("result.json")):
                     tally.wrong(f"after a kill, {before} is lost", ended)
                 for told in damaged_files(out):
                     tally.wrong(f"after a kill, {told}", ended)
             else:
-                ended = attempt(program(case, home, out))
-            _count(tally, kills, ended, out, reference_of(case, home))
+                ended = run(out, False)
+            unlike = differences(out, whole) if tally.look(f"the run after {kills} kills", ended) else ["all"]
+            if unlike:
+                tally.wrong(f"after {kills} kills these files differ: {', '.join(unlike)}", ended)
+            tally.kills += kills
+            tally.identical += 0 if unlike else kills
     if tally.kills < quota:
         tally.wrong(f"only {tally.kills} of {quota} kills came in time")
-    return tally
-
-
-def torment_workers(quota: int, home: Path, seed: int) -> Tally:
-    """Kills worker processes and their parent, which are fresh interpreters here."""
-    draws, tally = random.Random(seed), Tally("kills, worker processes and their parent")
-    case = "replay on routing-network, two seeds"
-    whole, out = home / "pool-whole", home / "pool"
-    tally.look("the undisturbed run", _pooled(case, home, whole))
-    kills = 0
-    for turn in range(2 * quota):
-        before = kills
-        ended = _pooled(case, home, out, partial(_kill_one, draws, out, ("parent", "worker")[turn % 2]))
-        kills += "SIGKILL" in ended.said or ended.killed
-        if kills in (before, quota):
-            break
-        tally.look("a run whose process was killed", ended, (1, -signal.SIGKILL))
-    _count(tally, kills, _pooled(case, home, out), out, whole)
     return tally
 
 
@@ -130,33 +140,26 @@ def _ask(out: Path, number: signal.Signals, checkpoints: int, times: int, asked:
         os.kill(child, number)
 
 
-def _kill_one(draws: random.Random, out: Path, whom: str, process: int) -> None:
+def _kill_one(draws: random.Random, out: Path, process: int) -> None:
+    """Kills a process or one of its workers after some checkpoints."""
     news(out, draws.randint(1, 9), process)
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split() if alive(process) else []
-    victims = [process] if whom == "parent" else [int(child) for child in children]
-    if victims:
-        os.kill(draws.choice(victims), signal.SIGKILL)
+    workers = Path(f"/proc/{process}/task/{process}/children").read_text().split() if alive(process) else []
+    if workers:
+        os.kill(process if draws.random() < 0.5 else int(draws.choice(workers)), signal.SIGKILL)
 
 
-def _pooled(case: str, home: Path, out: Path, meddle: Callable[[int], None] | None = None) -> Ended:
-    """Runs a case as a user does, with two worker processes."""
+def _pooled(home: Path, out: Path, meddle: Callable[[int], None] | None) -> Ended:
+    """Runs two seeds as a user does, on two worker processes, from a copy of the package, which no one changes."""
+    package = home / "package"
+    if not package.exists():
+        shutil.copytree(Path(cotrain.__file__).parent, package / "cotrain")
     code = "from cotrain.cli import main; raise SystemExit(main())"
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"]}
-    arguments = [sys.executable, "-c", code, *command(case, home, out, workers=2)]
+    compiled = jax.config.values["jax_compilation_cache_dir"]
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": compiled, "PYTHONPATH": str(package)}
+    arguments = [sys.executable, "-c", code, *command(POOLED, home, out, workers=2)]
 
     def run() -> int:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
         os.execve(sys.executable, arguments, environment)
 
     return attempt(run, meddle=meddle)
-
-
-def _count(tally: Tally, kills: int, ended: Ended, out: Path, whole: Path) -> None:
-    """Counts the kills of a run that should be done by now, and be identical to the undisturbed one."""
-    tally.kills += kills
-    if tally.look(f"the run after {kills} kills", ended):
-        unlike = differences(out, whole)
-        tally.identical += 0 if unlike else kills
-        if unlike:
-            tally.wrong(f"after {kills} kills these files differ: {', '.join(unlike)}", ended)
-    shutil.rmtree(out, ignore_errors=True)

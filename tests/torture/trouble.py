@@ -69,7 +69,7 @@ def _write_to(disk: Path, trouble: Trouble, wait: int, home: Path, tally: Tally)
         trouble.make(disk)
     what = f"{trouble.what} after {wait} checkpoints"
     ended = attempt(program(MAIN, home, out), before=partial(slow_disk, 0.02), meddle=meddle)
-    right, told = tally.look(what, ended, (1,)), trouble.says in ended.said
+    right, told = tally.look(what, ended, (1,)), f"{trouble.says}: '{out}" in ended.said
     kept, whole = newest(out) >= before[0], not damaged_files(disk)
     trouble.end(disk)
     resumed = tally.look(f"going on after {what}", attempt(program(MAIN, home, out)))

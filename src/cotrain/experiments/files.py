@@ -29,9 +29,11 @@ def write_bytes(path: Path, data: bytes) -> None:
             os.fsync(stream.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             Path(name).unlink()
+        if isinstance(error, OSError) and error.filename is None:  # as of a full disk
+            error.filename = str(path)
         raise
     _sync_directory(path.parent)
 

@@ -1,8 +1,8 @@
 """Searches the options of each method of the paper's grid, all with the same budget.
 
 Nothing here sees what is reported: the seeds serve no reported run, and the accuracy that counts is on training images
-that are kept apart. A search with few examples picks finalists, which run again at full size; steps in the rates lead on
-from the best of them.
+that are kept apart. A search with few examples picks finalists, which run again at full size; steps in the rates lead
+on from the best of them.
 """
 
 import json
@@ -121,8 +121,8 @@ class Search:
 class Climb:
     """The runs of a search at full size: the finalists, and then steps from the best of them.
 
-    A step halves or doubles the rates, all at once or one alone; what is better is the place to go on from. When none is
-    better, they become smaller.
+    A step halves or doubles the rates, all at once or one alone; what is better is the place to go on from. When none
+    is, they become smaller.
     """
 
     def __init__(self, search: Search, store: Store):

@@ -192,7 +192,9 @@ class _Checker:
         if reached is not None:
             self._note(place, f"unfinished, {reached}", "go on with --resume (or the same command)")
         elif names & {"routing.npz", "times.json"}:
-            self._problem(place / "result.json", "it is missing", AGAIN)
+            self._note(
+                place / "result.json", "it is missing, as when a process is killed just before writing it", AGAIN
+            )
         elif not any(name.startswith("checkpoint-") for name in names):
             self._note(place, "nothing is kept of this run yet", "the same command runs it")
 

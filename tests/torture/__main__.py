@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing.pool import Pool
 from pathlib import Path
 from queue import SimpleQueue
+from types import FrameType
 
 import fuzz
 import jax
@@ -43,7 +44,8 @@ def main() -> int:
     options = parser.parse_args()
     if sys.platform != "linux":
         sys.exit("torture: it takes Linux to fork, pin, kill and mount like this")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cotrain-torture-", ignore_cleanup_errors=True) as folder:
         say(f"seed {options.seed}, {len(cores())} cores, {folder}")
@@ -52,13 +54,10 @@ def main() -> int:
         provenance.software()  # asks git; once, for all children
         arrays_of(home)
         data_in(home)
-        try:
-            with workers() as pool:
-                cases = list(CASES)[: max(NEEDED, options.kills // PER_CASE)]
-                parts = done(pool, [partial(run_reference, case, home) for case in cases])
-                parts |= done(pool, tasks(cases, options, home))
-        except KeyboardInterrupt:
-            return 130
+        with workers() as pool:
+            cases = list(CASES)[: max(NEEDED, options.kills // PER_CASE)]
+            parts = done(pool, [partial(run_reference, case, home) for case in cases])
+            parts |= done(pool, tasks(cases, options, home))
     total = sum(parts.values(), Tally("all"))
     say(f"seed {options.seed}, {time.monotonic() - start:.0f} s; in all:")
     for part in parts.values():
@@ -68,6 +67,12 @@ def main() -> int:
         f"{total.detected} detected, {total.tracebacks} tracebacks"
     )
     return int(bool(total.problems))
+
+
+def stop(number: int, _frame: FrameType | None) -> None:
+    """Ends it; what it has made is removed on the way out."""
+    say(f"stopped by {signal.Signals(number).name}")
+    sys.exit(128 + number)
 
 
 def tasks(cases: list[str], options: argparse.Namespace, home: Path) -> Iterator[Task]:

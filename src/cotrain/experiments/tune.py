@@ -1,8 +1,8 @@
 """Searches the options of each method of the paper's grid, all with the same budget.
 
 Nothing here sees what is reported: the seeds serve no reported run, and the accuracy that counts is on training images
-that are kept apart. A search with few examples picks finalists, which run again at full size; steps in the rates lead
-on from the best of them.
+that are kept apart. A search with few examples picks finalists, which run again at full size; steps lead on from the
+best of them.
 """
 
 import json
@@ -50,7 +50,7 @@ class Budget:
     trials: int = 16
     examples: int | None = 10_000  # of a task, in a trial; None: all
     finalists: int = 3  # which run at full size
-    steps: int = 8  # from the best of them, at full size
+    steps: int = 16  # from the best of them, at full size
     validation: int | None = 5000  # training images kept apart
     seed: int = 1000  # of the search's runs
     final_seed: int = 1001
@@ -121,8 +121,8 @@ class Search:
 class Climb:
     """The runs of a search at full size: the finalists, and then steps from the best of them.
 
-    A step halves or doubles the rates, all at once or one alone; what is better is the place to go on from. When none
-    is, they become smaller.
+    A step halves or doubles the rates, all at once or one alone, or the noise, or makes another choice where there is
+    one; what is better is the place to go on from. When none is, the steps become smaller.
     """
 
     def __init__(self, search: Search, store: Store):
@@ -163,15 +163,12 @@ class Climb:
         self.next = options
 
     def _plan(self) -> Iterator[dict[str, Any]]:
-        budget, rates = self.search.budget, [name for name in self.search.space if name in RATES]
+        budget, factor = self.search.budget, 2.0
         yield from self.search.finalists()
-        moves, factor = [rates, *([name] for name in rates)], 2.0
         while factor > 1.01:
             before = self.best
-            for names in moves:
-                for scale in (1 / factor, factor):
-                    options = self.best[1]
-                    options = _rounded(options | {name: options[name] * scale for name in names})
+            for move in self._moves(factor):
+                for options in map(_rounded, move):
                     if any(options == known for _, known in self.tried):
                         continue
                     if len(self.tried) == budget.finalists + budget.steps:
@@ -181,6 +178,18 @@ class Climb:
                         break
             if self.best == before:
                 factor **= 0.5
+
+    def _moves(self, factor: float) -> Iterator[list[dict[str, Any]]]:
+        """What to try in turn, from the best so far, each until something is better."""
+        space = self.search.space
+        rates = [name for name in space if name in RATES]
+        alone = [[name] for name, known in space.items() if isinstance(known, FloatDistribution)]
+        for names in (rates, *alone):
+            options = self.best[1]
+            yield [options | {name: options[name] * by for name in names} for by in (1 / factor, factor)]
+        for name, known in space.items():
+            if isinstance(known, CategoricalDistribution):
+                yield [self.best[1] | {name: choice} for choice in known.choices]
 
 
 def key_of_budget(budget: Budget) -> str:

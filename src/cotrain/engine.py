@@ -79,7 +79,7 @@ def learn(
     room = -(-chunk // DRAWN) * DRAWN  # minibatches laid out at a time
 
     warm = _feeds(streams, seeds, 0, batch, epochs)
-    nothing = _Chunk(method, keys, jnp.array(0), jnp.array(0), jnp.array(0), _lay_out(warm, 0, room))
+    nothing = _Chunk(method, keys, np.int32(0), np.int32(0), np.int32(0), _lay_out(warm, 0, room))
     now = replace(now, state=_advance(nothing, now.state)[0])
     _evaluate(method.network, now.state.learner.parameters, streams, 0, limit=1)
     yield (now := replace(now, event="compiled"))
@@ -93,7 +93,7 @@ def learn(
         while now.step < feeds[0].steps:
             count = min(chunk, feeds[0].steps - now.step)
             batches = _lay_out(feeds, now.step, room)
-            work = _Chunk(method, keys, jnp.array(phase), jnp.array(now.step), jnp.array(count), batches)
+            work = _Chunk(method, keys, np.int32(phase), np.int32(now.step), np.int32(count), batches)
             state, losses = _advance(work, now.state)
             _check_finite(np.asarray(losses)[:, :count], seeds, phases[phase][0], now.step)
             # A loss is taken before its step: what a chunk's last step broke shows only in the parameters.
@@ -312,8 +312,8 @@ class _Feed:
 
     def minibatches(self, start: int, count: int) -> Batch:
         """The `count` minibatches from `start` on; past the phase's end, any."""
-        wanted = np.minimum(np.arange(start, start + count), self.steps - 1)
-        index = np.stack([self.order(int(step) // self.per_epoch)[step % self.per_epoch] for step in wanted])
+        epoch, place = np.divmod(np.minimum(np.arange(start, start + count), self.steps - 1), self.per_epoch)
+        index = np.concatenate([self.order(int(now))[place[epoch == now]] for now in np.unique(epoch)])
         flat = np.maximum(index, 0).ravel()
         part = np.searchsorted(self.starts, flat, side="right") - 1
         if len(self.parts) == 1:

@@ -53,6 +53,9 @@ class Examples:
 
     def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The inputs, as floats, and labels at `indices`."""
+        y = self.y[indices].astype(np.int32)
+        if self.transform is None and np.issubdtype(self.x.dtype, np.floating):
+            return self.x[indices], y
         x = np.empty(0)
         for start in range(0, len(indices), BLOCK):
             part = self.x[indices[start : start + BLOCK]]
@@ -61,7 +64,7 @@ class Examples:
             part = part if self.transform is None else self.transform(part)
             x = x if start else np.empty((len(indices), *part.shape[1:]), part.dtype)
             x[start : start + BLOCK] = part
-        return x, self.y[indices].astype(np.int32)
+        return x, y
 
     def subset(self, indices: np.ndarray) -> "Examples":
         """Only the examples at `indices`."""

@@ -79,7 +79,7 @@ def _summed(gradient: Any, index: Int[Array, " N"], active: Bool[Array, " N"]) -
 
 def cross_entropy(logits: Float[Array, "B classes"], batch: Batch) -> Float[Array, ""]:
     """The mean cross-entropy over the examples that count."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+    losses = optax.softmax_cross_entropy(logits, jax.nn.one_hot(batch.y, logits.shape[1], dtype=logits.dtype))
     return (batch.weight * losses).sum() / jnp.maximum(batch.weight.sum(), 1)
 
 

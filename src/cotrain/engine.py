@@ -6,6 +6,7 @@ chunk. Several seeds can run at once; arrays that differ between them have a lea
 Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the tasks one after another, or one joint).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from cotrain.methods.method import Method, State
 from cotrain.networks.routing import Network, Parameters
 
 TEST_BATCH = 2000
+ALIGNED = 64  # bytes
 SEEDS = jax.sharding.PartitionSpec("S")
 DRAWN, MANY = 20, 2**16  # minibatches whose random numbers are drawn at once, unless there are too many for the cache
 
@@ -75,21 +77,23 @@ def learn(
     now = replace(empty, state=_init(method, keys)) if start is None else start.kept()
     now = replace(now, state=_placed(now.state, len(seeds)))
     phases = streams[0].phases
+    rooms = [_Room() for _ in streams]
     chunk = min(chunk, max(steps_of(streams[0], batch, epochs)))
     room = -(-chunk // DRAWN) * DRAWN  # minibatches laid out at a time
 
-    warm = _feeds(streams, seeds, 0, batch, epochs)
+    warm = _feeds(streams, seeds, 0, batch, epochs, rooms)
     nothing = _Chunk(method, keys, np.int32(0), np.int32(0), np.int32(0), _lay_out(warm, 0, room))
     now = replace(now, state=_advance(nothing, now.state)[0])
-    _evaluate(method.network, now.state.learner.parameters, streams, 0, limit=1)
+    _evaluate(method.network, now.state.learner.parameters, streams, rooms, 0, limit=1)
     yield (now := replace(now, event="compiled"))
 
     if evaluate_all and np.isnan(now.initial).any():
-        initial = [_evaluate(method.network, now.state.learner.parameters, streams, i) for i in range(len(streams[0]))]
+        parameters = now.state.learner.parameters
+        initial = [_evaluate(method.network, parameters, streams, rooms, i) for i in range(len(streams[0]))]
         yield (now := replace(now, initial=np.stack(initial, axis=1), event="evaluated"))
 
     for phase in range(now.phase, len(phases)):
-        feeds = _feeds(streams, seeds, phase, batch, epochs)
+        feeds = _feeds(streams, seeds, phase, batch, epochs, rooms)
         while now.step < feeds[0].steps:
             count = min(chunk, feeds[0].steps - now.step)
             batches = _lay_out(feeds, now.step, room)
@@ -104,12 +108,12 @@ def learn(
         state = _consolidate((method, jnp.array(phases[phase][-1])), now.state)
         seen = range(len(streams[0])) if evaluate_all else [task for tasks in phases[: phase + 1] for task in tasks]
         now = replace(now, state=state, phase=phase + 1, step=0, event="evaluated")
-        yield (now := _measure(method.network, now, streams, seen))
+        yield (now := _measure(method.network, now, streams, rooms, seen))
 
 
 def steps_of(stream: Stream, batch: int, epochs: int) -> list[int]:
     """How many minibatches each phase of a stream has."""
-    return [_Feed(stream, tasks, 0, 0, batch, epochs).steps for tasks in stream.phases]
+    return [_Feed(stream, tasks, 0, 0, batch, epochs, _Room()).steps for tasks in stream.phases]
 
 
 def blank(method: Method, stream: Stream, seeds: int) -> Snapshot:
@@ -129,12 +133,18 @@ def blank(method: Method, stream: Stream, seeds: int) -> Snapshot:
     )
 
 
-def _measure(network: Network, now: Snapshot, streams: Sequence[Stream], tasks: Sequence[int] | range) -> Snapshot:
+def _measure(
+    network: Network,
+    now: Snapshot,
+    streams: Sequence[Stream],
+    rooms: "Sequence[_Room]",
+    tasks: Sequence[int] | range,
+) -> Snapshot:
     """The snapshot with what there is to measure after a phase."""
     done = now.phase - 1
     accuracy = now.accuracy.copy()
     for task in tasks:
-        accuracy[:, done, task] = _evaluate(network, now.state.learner.parameters, streams, task)
+        accuracy[:, done, task] = _evaluate(network, now.state.learner.parameters, streams, rooms, task)
     routing = _routing(network, now.state.learner.parameters)
     logits, gates = ([array.copy() for array in arrays] for arrays in (now.logits, now.gates))
     for layer, (row, weights) in enumerate(routing):
@@ -189,9 +199,9 @@ class _Chunk(NamedTuple):
 
     method: Method
     keys: PRNGKeyArray
-    phase: Int[Array, ""]
-    first: Int[Array, ""]  # the place in the phase of the first minibatch
-    steps: Int[Array, ""]  # minibatches to learn from; the others are padding
+    phase: Int[Array, ""] | np.int32
+    first: Int[Array, ""] | np.int32  # the place in the phase of the first minibatch
+    steps: Int[Array, ""] | np.int32  # minibatches to learn from; the others are padding
     batches: Batch
 
 
@@ -251,24 +261,36 @@ def _correct(
 
 
 def _evaluate(
-    network: Network, parameters: Parameters, streams: Sequence[Stream], task: int, limit: int | None = None
+    network: Network,
+    parameters: Parameters,
+    streams: Sequence[Stream],
+    rooms: "Sequence[_Room]",
+    task: int,
+    limit: int | None = None,
 ) -> Float[np.ndarray, " S"]:
     """Each seed's accuracy on a task's test examples, or on the first few."""
     tests = [stream[task].test for stream in streams]
     sizes = np.array([len(test) for test in tests]) if limit is None else np.full(len(tests), limit)
     correct = np.zeros(len(tests), int)
-    room = min(TEST_BATCH, 1 << (max(map(len, tests)) - 1).bit_length())  # few different sizes: each is compiled
-    for start in range(0, max(sizes), room):
-        parts = [_padded(test, np.arange(start, start + room), size) for test, size in zip(tests, sizes, strict=True)]
-        x, y = _placed([np.stack(arrays) for arrays in zip(*parts, strict=True)], len(parts))
+    count = min(TEST_BATCH, 1 << (max(map(len, tests)) - 1).bit_length())  # few different sizes: each is compiled
+    for start in range(0, max(sizes), count):
+        places = np.arange(start, start + count)
+        each = zip(tests, sizes, rooms, strict=True)
+        parts = [_padded(test, places, size, room) for test, size, room in each]
+        x, y = _placed(_stacked(parts), len(parts))
         correct += np.asarray(_correct(network, parameters, jnp.array(task), x, y))
     return correct / sizes
 
 
-def _padded(examples: Examples, places: np.ndarray, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def _padded(examples: Examples, places: np.ndarray, stop: int, room: "_Room") -> tuple[np.ndarray, np.ndarray]:
     """The test examples at `places`; from `stop` on, ones that no prediction gets right."""
-    x, y = examples.take(np.minimum(places, len(examples) - 1))
+    x, y = examples.take(np.minimum(places, len(examples) - 1), room)
     return x, np.where(places < stop, y, -1)
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    """The arrays of all seeds, with an axis for them."""
+    return jax.tree.map(lambda *arrays: arrays[0][None] if len(arrays) == 1 else np.stack(arrays), *trees)
 
 
 @eqx.filter_jit
@@ -289,10 +311,31 @@ def _check_finite(losses: np.ndarray, seeds: Sequence[int], task: int, first: in
         raise Diverged(seeds[seed], task, first + int(step), float(losses[seed, step]))
 
 
+class _Room:
+    """Memory that is filled again and again: the system takes longer to hand out as much anew.
+
+    What was there before must not be needed any more: a chunk is laid out when the one before has been learned.
+    """
+
+    def __init__(self):
+        self.bytes = np.empty(0, np.uint8)
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An array in this memory, placed so that JAX uses it as it is, without a copy."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if len(self.bytes) < size + ALIGNED:
+            self.bytes = np.empty(size + ALIGNED, np.uint8)
+        start = -self.bytes.ctypes.data % ALIGNED
+        return self.bytes[start : start + size].view(dtype).reshape(shape)
+
+
 class _Feed:
     """The minibatches of a phase, for one seed: every example once an epoch, in random order."""
 
-    def __init__(self, stream: Stream, tasks: Sequence[int], seed: int, phase: int, batch: int, epochs: int):
+    def __init__(
+        self, stream: Stream, tasks: Sequence[int], seed: int, phase: int, batch: int, epochs: int, room: "_Room"
+    ):
+        self.room = room
         self.joint, self.tasks, self.seed, self.phase, self.batch = stream.joint, tasks, seed, phase, batch
         self.parts = [stream[task].train for task in tasks]
         self.starts = np.cumsum([0, *(len(part) for part in self.parts)])
@@ -317,11 +360,11 @@ class _Feed:
         flat = np.maximum(index, 0).ravel()
         part = np.searchsorted(self.starts, flat, side="right") - 1
         if len(self.parts) == 1:
-            x, y = self.parts[0].take(flat)
+            x, y = self.parts[0].take(flat, self.room)
         else:
             pieces = {i: self.parts[i].take(flat[part == i] - self.starts[i]) for i in np.unique(part)}
             dtype = np.result_type(*(inputs for inputs, _ in pieces.values()))
-            x, y = np.empty((len(flat), *self.parts[0].x.shape[1:]), dtype), np.empty(len(flat), np.int32)
+            x, y = self.room((len(flat), *self.parts[0].x.shape[1:]), dtype), np.empty(len(flat), np.int32)
             for i, piece in pieces.items():
                 x[part == i], y[part == i] = piece
         task = np.asarray(self.tasks, np.int32)[part].reshape(index.shape)
@@ -334,10 +377,12 @@ class _Feed:
         return Batch(*parts)
 
 
-def _feeds(streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: int, epochs: int) -> list[_Feed]:
+def _feeds(
+    streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: int, epochs: int, rooms: "Sequence[_Room]"
+) -> list[_Feed]:
     feeds = [
-        _Feed(stream, stream.phases[phase], seed, phase, batch, epochs)
-        for stream, seed in zip(streams, seeds, strict=True)
+        _Feed(stream, stream.phases[phase], seed, phase, batch, epochs, room)
+        for stream, seed, room in zip(streams, seeds, rooms, strict=True)
     ]
     if len({feed.steps for feed in feeds}) > 1:
         raise Invalid("streams", [feed.steps for feed in feeds], "streams that run at once must have equal sizes")
@@ -345,6 +390,4 @@ def _feeds(streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: i
 
 
 def _lay_out(feeds: Sequence[_Feed], start: int, count: int) -> Batch:
-    batches = [feed.minibatches(start, count) for feed in feeds]
-    stacked = jax.tree.map(lambda *arrays: arrays[0][None] if len(arrays) == 1 else np.stack(arrays), *batches)
-    return _placed(stacked, len(feeds))
+    return _placed(_stacked([feed.minibatches(start, count) for feed in feeds]), len(feeds))

@@ -15,6 +15,7 @@ from cotrain.data.fetch import Dataset
 from cotrain.errors import Invalid, check_positive
 
 Transform = Callable[[np.ndarray], np.ndarray]
+Empty = Callable[[tuple[int, ...], Any], np.ndarray]  # from shape and type to an array to fill
 
 BLOCK = 128  # examples transformed at a time: few enough to stay in the cache
 LARGEST = np.finfo(np.float32).max  # what is larger would be infinite for JAX
@@ -51,20 +52,17 @@ class Examples:
     def __len__(self) -> int:
         return len(self.x)
 
-    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The inputs, as floats, and labels at `indices`."""
-        y = self.y[indices].astype(np.int32)
-        if self.transform is None and np.issubdtype(self.x.dtype, np.floating):
-            return self.x[indices], y
+    def take(self, indices: np.ndarray, empty: Empty = np.empty) -> tuple[np.ndarray, np.ndarray]:
+        """The inputs, as floats, in an array that `empty` makes, and labels at `indices`."""
         x = np.empty(0)
         for start in range(0, len(indices), BLOCK):
             part = self.x[indices[start : start + BLOCK]]
             if not np.issubdtype(part.dtype, np.floating):
                 part = part.astype(np.float32) / np.float32(255 if part.dtype == np.uint8 else 1)
             part = part if self.transform is None else self.transform(part)
-            x = x if start else np.empty((len(indices), *part.shape[1:]), part.dtype)
+            x = x if start else empty((len(indices), *part.shape[1:]), part.dtype)
             x[start : start + BLOCK] = part
-        return x, y
+        return x, self.y[indices].astype(np.int32)
 
     def subset(self, indices: np.ndarray) -> "Examples":
         """Only the examples at `indices`."""

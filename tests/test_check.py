@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import arrays_file
 from safetensors.numpy import save
 
 from cotrain import cli
@@ -23,7 +24,6 @@ from cotrain.experiments.files import SEAL, digest_of, read_record, write_record
 from cotrain.experiments.grid import run_grid
 from cotrain.experiments.paper import Cell
 from cotrain.experiments.run import run_config
-from tests.conftest import arrays_file
 
 METHODS = {"cotraining": "routing-network", "private": "routing-network", "joint": "routing-network"}
 METHODS |= {"finetune": "shared-bottom"}

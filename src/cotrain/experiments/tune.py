@@ -2,12 +2,13 @@
 
 Nothing here sees what is reported: the seeds serve no reported run, and the accuracy that counts is on training images
 that are kept apart. A search with few examples picks finalists, which run again at full size; steps lead on from the
-best of them.
+best of them; and the best of all these run with more seeds, which decide.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,6 +55,8 @@ class Budget:
     validation: int | None = 5000  # training images kept apart
     seed: int = 1000  # of the search's runs
     final_seed: int = 1001
+    last: int = 3  # the best at full size, which run with more seeds
+    last_seeds: tuple[int, ...] = (1002, 1003)
 
 
 def space(method: str) -> dict[str, BaseDistribution]:
@@ -143,9 +146,14 @@ class Climb:
         budget = self.search.budget
         return 0 if self.next is None else budget.finalists + budget.steps - len(self.tried)
 
-    def job(self, options: dict[str, Any]) -> Job:
+    @property
+    def leaders(self) -> list[tuple[float, dict[str, Any]]]:
+        """The best few, which run with more seeds."""
+        return sorted(self.tried, key=lambda tried: -tried[0])[: self.search.budget.last]
+
+    def job(self, options: dict[str, Any], seed: int | None = None) -> Job:
         """The run with some options."""
-        return Job(self.search.config(options, None), self.search.budget.final_seed)
+        return Job(self.search.config(options, None), self.search.budget.final_seed if seed is None else seed)
 
     def tell(self, acc: float) -> None:
         """What the next one has given."""
@@ -230,11 +238,13 @@ def tune(
         "meanwhile": lambda: build(first, data_dir, report),  # fetches the data once
         "keep": Keep(store.place),
     }
-    _search(searches, workers, bars, options)
+    work = Work(workers, bars, options)
+    _search(searches, work)
     climbs = [Climb(search, store) for search in searches]
-    _climb(climbs, workers, bars, options)
+    _climb(climbs, work)
+    _decide(climbs, work)
     return {
-        "budget": asdict(budget),
+        "budget": {**asdict(budget), "last_seeds": list(budget.last_seeds)},
         "space": {method: {name: _plain(known) for name, known in space(method).items()} for method in methods},
         "found": {
             benchmark: {c.search.method: _found(c) for c in climbs if c.search.benchmark == benchmark}
@@ -243,7 +253,39 @@ def tune(
     }
 
 
-def _search(searches: Sequence[Search], workers: int | None, bars: bool, options: dict[str, Any]) -> None:
+class Work:
+    """Runs jobs on all cores, shows how far they are, and tells what came of them."""
+
+    def __init__(self, workers: int | None, bars: bool, options: dict[str, Any]):
+        self.workers, self.bars, self.options = workers, bars, options
+
+    def __call__(
+        self,
+        total: Sequence[str],
+        jobs: Iterator[Job],
+        names: Mapping[Job, str],
+        tell: Callable[[Job, float], dict[str, Any]],
+        most: int | None = None,
+    ) -> None:
+        """`total` are the names of all there will be, `most` how many there can be at a time; `tell` gives options."""
+        if not total:
+            return
+        with Display(total, self.bars, ends=True) as display:
+            runs = execute(
+                jobs,
+                workers=worker_count(self.workers, most or len(total)),
+                on_progress=lambda job, done: display.show(names[job], done),
+                say=display.say,
+                **self.options,
+            )
+            with closing(runs):
+                for job, outcome in runs:
+                    acc = 0.0 if isinstance(outcome, Exception) else outcome.acc  # what diverges learns nothing
+                    name = names[job]
+                    display.end(name, f"{acc:.4f} with {_short(tell(job, acc))}")
+
+
+def _search(searches: Sequence[Search], work: Work) -> None:
     """Runs all trials that are left, in turns, and tells the studies what came of them."""
     left = {search: max(search.left, 0) for search in searches}
     asked, names = dict[Job, list[Asked]](), dict[Job, str]()
@@ -264,26 +306,15 @@ def _search(searches: Sequence[Search], workers: int | None, bars: bool, options
                     names[job] = name(search, turn)
                     yield job
 
-    if not total:
-        return
-    with Display(total, bars, ends=True) as display:
-        count = worker_count(workers, len(total))
-        runs = execute(
-            jobs(),
-            workers=count,
-            on_progress=lambda job, done: display.show(names[job], done),
-            say=display.say,
-            **options,
-        )
-        with closing(runs):
-            for job, outcome in runs:
-                search, trial = asked[job].pop(0)
-                value = 0.0 if isinstance(outcome, Exception) else outcome.acc  # what diverges learns nothing
-                search.study.tell(trial, value)
-                display.end(names[job], f"{value:.4f} with {_short(trial.params)}")
+    def tell(job: Job, acc: float) -> dict[str, Any]:
+        search, trial = asked[job].pop(0)
+        search.study.tell(trial, acc)
+        return trial.params
+
+    work(total, jobs(), names, tell)
 
 
-def _climb(climbs: Sequence[Climb], workers: int | None, bars: bool, options: dict[str, Any]) -> None:
+def _climb(climbs: Sequence[Climb], work: Work) -> None:
     """Makes all climbs at once, each a run at a time."""
     running, names = dict[Job, Climb](), dict[Job, str]()
 
@@ -305,32 +336,41 @@ def _climb(climbs: Sequence[Climb], workers: int | None, bars: bool, options: di
             running[job], names[job] = climb, name(climb, len(climb.tried) + 1)
             return job
 
-    if not total:
-        return
-    with Display(total, bars, ends=True) as display:
-        count = worker_count(workers, len(climbs))
-        runs = execute(
-            Jobs(),
-            workers=count,
-            on_progress=lambda job, done: display.show(names[job], done),
-            say=display.say,
-            **options,
-        )
-        with closing(runs):
-            for job, outcome in runs:
-                acc = 0.0 if isinstance(outcome, Exception) else outcome.acc
-                climb = running.pop(job)
-                display.end(names[job], f"{acc:.4f} with {_short(climb.next or {})}")
-                climb.tell(acc)
+    def tell(job: Job, acc: float) -> dict[str, Any]:
+        climb = running.pop(job)
+        options = climb.next or {}
+        climb.tell(acc)
+        return options
+
+    work(total, Jobs(), names, tell, most=len(climbs))
+
+
+def _decide(climbs: Sequence[Climb], work: Work) -> None:
+    """Runs the best of each climb with more seeds."""
+    names, tried = dict[Job, str](), dict[Job, dict[str, Any]]()
+    for climb in climbs:
+        for place, (_, options) in enumerate(climb.leaders, 1):
+            for seed in climb.search.budget.last_seeds:
+                job = climb.job(options, seed)
+                if climb.store.read(*job) is None:
+                    names[job] = f"{climb.search.benchmark}, {climb.search.method}, number {place}, seed {seed}"
+                    tried[job] = options
+    work(list(names.values()), iter(list(names)), names, lambda job, _: tried[job])
 
 
 def _found(climb: Climb) -> dict[str, Any]:
     """The best options, and all that was tried."""
-    acc, options = climb.best
+    last = []
+    for acc, options in climb.leaders:
+        records = [climb.store.read(*climb.job(options, seed)) for seed in climb.search.budget.last_seeds]
+        accs = [acc, *(0.0 if record is None else round(record["acc"], 4) for record in records)]
+        last.append({"acc": round(statistics.mean(accs), 4), "accs": accs, **options})
+    best = max(last, key=lambda tried: tried["acc"])
     trials = climb.search.study.get_trials(states=[TrialState.COMPLETE])
     return {
-        "options": options,
-        "validation_acc": acc,
+        "options": {name: best[name] for name in climb.search.space},
+        "validation_acc": best["acc"],
+        "more_seeds": last,
         "full_size": [{"acc": acc, **options} for acc, options in climb.tried],
         "trials": [{"acc": round(trial.value or 0, 4), **_rounded(trial.params)} for trial in trials],
     }

@@ -11,8 +11,8 @@ from cotrain.report.study import Study, Table
 from cotrain.report.verdict import MARGIN, verdict
 
 NONE = "–"
-RESULTS = ("benchmark", "method", "options", "seeds", "ACC", "ACC, 95 %", "BWT", "BWT, 95 %", "just learned")
-RESULTS += ("paper's ACC", "paper's BWT", "reproduced?")
+RESULTS = ("benchmark", "method", "seeds", "ACC", "ACC, 95 %", "BWT", "BWT, 95 %", "just learned")
+RESULTS += ("paper's ACC", "paper's BWT", "reproduced?", "options")
 TESTS = ("benchmark", "claim", "metric", "seeds", "difference", "95 %", "p", "p, Holm", "paper's difference", "holds?")
 ORDERS = ("benchmark", "method", "layer", "seeds", "rank correlation", "95 %")
 SHARINGS = ("benchmark", "method", "seeds", "rank correlation", "95 %", "given the task's place", "95 %")
@@ -43,9 +43,9 @@ def results(table: Table) -> Sheet:
     for cell in table.cells:
         acc, bwt, learned = (cell.summary(name) for name in ("acc", "bwt", "learning_accuracy"))
         paper = (NONE, NONE) if cell.paper is None else tuple(f"{number:.3f}" for number in cell.paper)
-        named = (cell.benchmark, cell.method, cell.options, str(len(cell.runs)))
+        named = (cell.benchmark, cell.method, str(len(cell.runs)))
         ours = (spread(acc), interval(acc), spread(bwt), interval(bwt), spread(learned))
-        lines.append((*named, *ours, *paper, verdict(table, cell)))
+        lines.append((*named, *ours, *paper, verdict(table, cell), cell.options))
     before = (
         f"Mean ± standard deviation over seeds, and the 95 % confidence interval of the mean. Reproduced: “yes” where"
         f" neither ACC nor BWT is worse than the paper's by more than {MARGIN}, “better” where the interval of ACC lies"

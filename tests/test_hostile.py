@@ -108,6 +108,12 @@ def test_headers_of_other_writers_are_read(header, version):
     np.testing.assert_array_equal(found, data.reshape(2, 3))
 
 
+def test_a_header_ends_with_its_line():
+    """NumPy takes other line ends for a file of Python 2, and warns: found by the fuzzer."""
+    with pytest.raises(ValueError, match="not a plain array of numbers"):
+        parse_npy(bytearray(npy(HEADER + "  \n  \n")))
+
+
 def test_an_archive_of_many_pieces_is_read(path, monkeypatch):
     monkeypatch.setattr(npz, "PIECE", 4096)
     numbers = np.random.default_rng(0).normal(size=5000)

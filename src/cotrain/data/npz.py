@@ -24,7 +24,7 @@ HEADER = re.compile(  # a dictionary with these three keys in any order; possess
         'descr':\ *+'(?P<kind>[<>|=]?[biufc][1-9][0-9]?)'
         | 'fortran_order':\ *+(?P<columns>True|False)
         | 'shape':\ *+\((?P<shape>|N,|N(?:,\ *+N)++,?)\)
-    )\ *+(?:,|(?=\}))){3}\ *+\}[ \n]*+""".replace(b"N", b"(?:0|[1-9][0-9]{0,18})"),
+    )\ *+(?:,|(?=\}))){3}\ *+\}\ *+\n?+""".replace(b"N", b"(?:0|[1-9][0-9]{0,18})"),
     re.VERBOSE,
 )
 

@@ -176,7 +176,11 @@ def work(descriptor: int, core: int | None) -> None:
     if core is not None:
         os.sched_setaffinity(0, {core})
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    connection = Connection(descriptor)
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        _take_jobs(Connection(descriptor))
+
+
+def _take_jobs(connection: Connection) -> None:
     settings: Settings = connection.recv()
 
     import jax

@@ -98,11 +98,10 @@ def learn(
             count = min(chunk, feeds[0].steps - now.step)
             batches = _lay_out(feeds, now.step, room)
             work = _Chunk(method, keys, np.int32(phase), np.int32(now.step), np.int32(count), batches)
-            state, losses = _advance(work, now.state)
+            state, losses, total = _advance(work, now.state)
             _check_finite(np.asarray(losses)[:, :count], seeds, phases[phase][0], now.step)
             # A loss is taken before its step: what a chunk's last step broke shows only in the parameters.
-            total = np.asarray(_total(state.learner.parameters))[:, None]
-            _check_finite(total, seeds, phases[phase][0], now.step + count - 1)
+            _check_finite(np.asarray(total)[:, None], seeds, phases[phase][0], now.step + count - 1)
             yield (now := replace(now, state=state, step=now.step + count, event="trained"))
 
         state = _consolidate((method, jnp.array(phases[phase][-1])), now.state)
@@ -206,11 +205,11 @@ class _Chunk(NamedTuple):
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"]]:
-    """The state after a chunk, in the memory of the state before it, and the losses."""
+def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"], Float[Array, " S"]]:
+    """The state after a chunk, in the memory of the state before it, the losses, and the sum of all parameters."""
     method, keys, phase, first, steps, batches = chunk
 
-    def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, Float[Array, " C"]]:
+    def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, Float[Array, " C"], Float[Array, ""]]:
         key = jax.random.fold_in(key, phase + 1)
         draws = jax.vmap(lambda i, batch: method.draw(jax.random.fold_in(key, first + i), batch))
         drawn = _drawn(method, batches)
@@ -228,7 +227,10 @@ def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"]]:
 
             return jax.lax.fori_loop(0, jnp.minimum(drawn, steps - start), minibatch, carry)
 
-        return jax.lax.fori_loop(0, -(-steps // drawn), block, (state, jnp.zeros(len(batches.y))))
+        state, losses = jax.lax.fori_loop(0, -(-steps // drawn), block, (state, jnp.zeros(len(batches.y))))
+        # The quickest way to read all parameters: the sum is not finite where one of them is not.
+        total = jnp.stack([leaf.sum() for leaf in jax.tree.leaves(state.learner.parameters)]).sum()
+        return state, losses, total
 
     return _over_seeds(run, len(keys))(state, keys, batches)
 
@@ -238,16 +240,6 @@ def _drawn(method: Method, batches: Batch) -> int:
     batch = jax.tree.map(lambda a: a[0], batches)
     each = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(method.draw, jax.random.key(0), batch)))
     return next(n for n in (20, 10, 4, 2, 1) if n * each <= MANY or n == 1)
-
-
-@eqx.filter_jit
-def _total(parameters: Parameters) -> Float[Array, " S"]:
-    """The sum of each seed's parameters, the quickest way to read them all: not finite where one of them is not."""
-
-    def total(parameters: Parameters) -> Array:
-        return jnp.stack([leaf.sum() for leaf in jax.tree.leaves(parameters)]).sum()
-
-    return _over_seeds(total, len(jax.tree.leaves(parameters)[0]))(parameters)
 
 
 @eqx.filter_jit

@@ -235,8 +235,7 @@ class Network(eqx.Module):
             x = outputs[0] if layer.experts == 1 else self._combine(layer, router, route, outputs)
             x = x if self.activation is None else self.activation(x)
         if len(path.tasks) == 1:
-            head = jax.tree.map(lambda a: a[0], part.heads)
-            return jax.vmap(self.head.run, (None, 0))(head, x)
+            return self.head.outputs(part.heads, Route(), x)[0]
         return jax.vmap(self.head.run)(part.heads, x)
 
     def predict(self, parameters: Parameters, task: Int[Array, ""], x: Float[Array, "B ..."]) -> Array:
@@ -337,11 +336,10 @@ def _route(chosen: Int[Array, "D K"], real: Bool[Array, " D"] | None, experts: i
     """The route through a layer that touches least."""
     if chosen.shape[1] == experts:
         return Route(active=None if real is None else jnp.broadcast_to(real.any(), experts))
-    chosen = jnp.sort(chosen, axis=1)
     if real is None:
-        return Route(members=chosen[0])
+        return Route(members=jnp.sort(chosen[0]))
     if chosen.size < experts:
-        return Route(members=chosen)
+        return Route(members=jnp.sort(chosen, axis=1))
     mask = _among(jnp.arange(experts), chosen)
     return Route(active=(mask & real[:, None]).any(axis=0), chosen=mask)
 

@@ -90,15 +90,18 @@ def test_layers_fit_onto_each_other(aggregation):
     assert [router.logits.shape for router in parameters.router] == [(SPEC.tasks, 5), (SPEC.tasks, 4)]
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)).map(sorted), min_size=1, max_size=3))
-def test_buckets_hold_all_experts_that_can_be_unused(sizes):
+@given(st.data(), st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)).map(sorted), min_size=1, max_size=3))
+def test_one_bucket_holds_all_unused_experts(data, sizes):
     ks, experts = zip(*sizes, strict=True)
     buckets = routing_network(SPEC, dense(4), layers=len(sizes), experts=experts, k=ks).buckets
-    most = max(count - k for k, count in sizes)
-    assert bool(buckets) == (most > 0)
-    assert list(buckets) == sorted(set(buckets))
-    assert max(buckets, default=0) >= most
-    assert len(buckets) <= 2 + math.log2(max(most, 1))
+    unused = [data.draw(st.integers(0, count - k)) for k, count in sizes]
+    fitting = [bucket for bucket in buckets if bucket.fits(jnp.array(unused))]
+    assert len(fitting) == (max(unused) > 0)
+    for bucket in fitting:
+        assert not any(unused[: bucket.first])
+        assert bucket.size >= max(unused)
+        assert bucket.size >= max(k for k, count in sizes[bucket.first :] if k < count)  # a whole best route
+    assert len(buckets) <= 3 * len(sizes)
 
 
 # Routes and gates

@@ -4,6 +4,8 @@ After each step, the experts that no task uses are trained on the same examples,
 initialised. On a network without unused experts it is replay.
 """
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ from cotrain.memory import Reservoir
 from cotrain.methods.descent import Learner, Optimizer, Rates, descend, rate
 from cotrain.methods.method import Info, State
 from cotrain.methods.replay import Noise, Replay, replay
-from cotrain.networks.routing import Network
+from cotrain.networks.routing import Bucket, Network
 
 
 class Cotraining(eqx.Module):
@@ -48,17 +50,17 @@ class Cotraining(eqx.Module):
 
         both = batch.union(old)  # x ∪ x_M, y ∪ y_M
 
-        def cotrain(size: int, learner: Learner) -> Learner:
-            path = self.network.unused(learner.parameters, used, batch.task, both, size)  # θ ⊙ (1 − E)
+        def cotrain(bucket: Bucket, i: Array, learner: Learner) -> Learner:
+            taken = tuple(e & (i == 0) for e in used)
+            path = self.network.unused(learner.parameters, taken, batch.task + i, both, bucket)  # θ ⊙ (1 − E)
             return descend(self.network, self.replay.optimizer, learner, both, path, self.cotraining_rates)[0]
 
-        # The smallest compiled size that holds all unused experts; none where nothing is unused. Loops that run once
-        # or not at all, since branches would copy the parameters.
-        learner, sizes = state.learner, self.network.buckets
-        unused = jnp.stack([(~e.any(axis=0)).sum() for e in used]).max()
-        for smaller, size in zip((0, *sizes), sizes, strict=False):
-            times = ((smaller < unused) & (unused <= size)).astype(int)
-            learner = jax.lax.fori_loop(0, times, lambda _, learner, size=size: cotrain(size, learner), learner)
+        # Loops that run once or not at all, since branches would copy the parameters. What does not seem to depend on
+        # i, XLA would do ahead of the loop, for all buckets in every step.
+        learner = state.learner
+        unused = jnp.stack([(~e.any(axis=0)).sum() for e in used])
+        for bucket in self.network.buckets:
+            learner = jax.lax.fori_loop(0, bucket.fits(unused).astype(int), partial(cotrain, bucket), learner)
         return state._replace(learner=learner, used=used), info
 
     def consolidate(self, state: State, task: Int[Array, ""]) -> State:

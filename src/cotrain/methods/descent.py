@@ -54,9 +54,10 @@ def descend(
         whole = [still if moved is None else moved for moved, still in zip(moving, part, strict=True)]
         return cross_entropy(network.apply(Parameters.of(whole), path, batch.x), batch)
 
-    moving = [None if rate is None else entries for rate, entries in zip(stack_rates, part, strict=True)]
+    still = [rate is None or entries.still for rate, entries in zip(stack_rates, path.entries, strict=True)]
+    moving = [None if stays else entries for stays, entries in zip(still, part, strict=True)]
     value, gradients = jax.value_and_grad(loss)(moving)
-    for i, (index, active, repeat) in enumerate(path.entries):
+    for i, (index, active, repeat, _) in enumerate(path.entries):
         if moving[i] is None:
             continue
         gradient = gradients[i]

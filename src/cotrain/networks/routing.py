@@ -8,6 +8,7 @@ Axes: T tasks, E experts of a layer, K chosen, M members, B examples, D rows (on
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -59,6 +60,7 @@ class Route(NamedTuple):
     chosen: Bool[Array, "D M"] | None = None  # the members that a row uses
     noise: Float[Array, "D E"] | None = None  # what was drawn to choose them
     gates: Float[Array, "1 M"] | None = None  # given weights, instead of the router's
+    still: bool = False  # no member learns
 
 
 class Entries(NamedTuple):
@@ -67,6 +69,7 @@ class Entries(NamedTuple):
     at: Int[Array, " N"] | None = None
     active: Bool[Array, " N"] | None = None  # those that may learn
     repeat: bool = False  # the same entry may be there several times
+    still: bool = False  # none may learn
 
 
 class Path(NamedTuple):
@@ -84,9 +87,22 @@ class Path(NamedTuple):
 
     def _experts(self, route: Route) -> Entries:
         if route.members is None or route.members.ndim == 1:
-            return Entries(route.members, route.active)
+            return Entries(route.members, route.active, still=route.still)
         assert self.real is not None
         return Entries(route.members.ravel(), jnp.repeat(self.real, route.members.shape[1]), repeat=True)
+
+
+class Bucket(NamedTuple):
+    """A kind of co-training step, by where there are unused experts and how many."""
+
+    first: int  # the first layer that has any
+    above: int
+    size: int  # the most that a layer has: more than `above`, at most `size`
+
+    def fits(self, unused: Int[Array, " layers"]) -> Bool[Array, ""]:
+        """Whether it is the one for these numbers of unused experts."""
+        most = unused.max()
+        return ((unused > 0).argmax() == self.first) & (self.above < most) & (most <= self.size)
 
 
 class Layer(eqx.Module):
@@ -192,37 +208,49 @@ class Network(eqx.Module):
         )
 
     @property
-    def buckets(self) -> tuple[int, ...]:
-        """The numbers of unused experts that a co-training step is compiled for: a quarter, half and all of a layer's.
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The co-training steps to compile, of which one fits wherever there are unused experts.
 
-        All take part in the last one, used or not: to gather most experts costs more than to run the few others.
+        They hold a quarter, half and all of a layer's. In the last, all take part, used or not: to gather most experts
+        costs more than to run the few others.
         """
-        routed = [layer for layer in self.layers if layer.k < layer.experts]
-        most = max((layer.experts for layer in routed), default=0)
-        least = max((layer.k for layer in routed), default=0)
-        return tuple(sorted({max(least, -(-most // share)) for share in (4, 2, 1)})) if routed else ()
+        routed = {i: layer for i, layer in enumerate(self.layers) if layer.k < layer.experts}
+        buckets = []
+        for first in routed:
+            layers = [layer for i, layer in routed.items() if i >= first]
+            most, least = max(layer.experts for layer in layers), max(layer.k for layer in layers)
+            sizes = sorted({max(least, -(-most // share)) for share in (4, 2, 1)})
+            buckets += [Bucket(first, above, size) for above, size in pairwise([0, *sizes])]
+        return tuple(buckets)
 
     def unused(
-        self, parameters: Parameters, used: Sequence[Bool[Array, "T E"]], task: Int[Array, ""], batch: Batch, size: int
+        self,
+        parameters: Parameters,
+        used: Sequence[Bool[Array, "T E"]],
+        task: Int[Array, ""],
+        batch: Batch,
+        bucket: Bucket,
     ) -> Path:
-        """All experts that no task uses, at most `size` a layer, with equal weights: θ ⊙ (1 − E)."""
+        """All experts that no task uses, with equal weights, if there are as many as the bucket holds: θ ⊙ (1 − E).
+
+        Deviation: θ ⊙ (1 − E) is nothing in a layer with no unused expert; there the batch takes the current task's
+        best route, which learns nothing.
+        """
         routes = []
-        for layer, router, taken, best in zip(
-            self.layers, parameters.router, used, self.best(parameters, task).routes, strict=True
-        ):
-            if best.members is None:  # every task uses every expert
-                gates = None if router is None else self._gates(narrow(router, task[None]), best)
-                routes.append(Route(active=jnp.zeros(layer.experts, bool), gates=gates))
+        layers = zip(self.layers, parameters.router, used, self.best(parameters, task).routes, strict=True)
+        for place, (layer, router, taken, best) in enumerate(layers):
+            if router is not None:
+                best = best._replace(gates=self._gates(narrow(router, task[None]), best))
+            if place < bucket.first or best.members is None or best.gates is None:
+                routes.append(best._replace(still=True))
                 continue
             free = ~taken.any(axis=0)
             count = free.sum()
-            # Deviation: θ ⊙ (1 − E) is nothing in a layer with no unused expert; there the batch takes the current
-            # task's best route, which learns nothing.
-            gates = jnp.zeros(layer.experts).at[best.members].set(self._gates(narrow(router, task[None]), best)[0])
+            gates = jnp.zeros(layer.experts).at[best.members].set(best.gates[0])
             gates = jnp.where(count > 0, free / jnp.maximum(count, 1), gates)[None]
             members, active = None, free
-            if size < layer.experts:
-                members = jnp.nonzero(gates[0] > 0, size=size, fill_value=layer.experts)[0]
+            if bucket.size < layer.experts:
+                members = jnp.nonzero(gates[0] > 0, size=bucket.size, fill_value=layer.experts)[0]
                 active = (members < layer.experts) & (count > 0)
                 gates = gates.at[:, members].get(mode="fill", fill_value=0)
             routes.append(Route(members, active, gates > 0, None, gates))

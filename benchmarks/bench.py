@@ -69,7 +69,7 @@ GROWTH = [
     *[Contestant("algorithm 1", f"{n} tasks", OURS, "algorithm1", {"tasks": n}) for n in TASKS],
     Contestant("with replay", "memory of 100000", OURS, "routed_replay", {"memory": 100_000}),
 ]
-CHUNK = 500  # minibatches that `cotrain.learn` learns before Python regains control
+CHUNK = 1000  # minibatches that `cotrain.learn` learns before Python regains control
 PEAK = Contestant("peak", "BLAS", LIMIT, "peak")
 RESIDENT = Contestant("resident memory", "cotrain", OURS, "resident")
 

@@ -9,7 +9,7 @@ import cotrain
 
 ROOT = Path(cotrain.__file__).parent
 LAYERS = [  # each imports those above it in this list, and its own
-    {"errors", "metrics"},
+    {"errors", "metrics", "randomness"},
     {"data"},
     {"memory", "networks"},
     {"methods"},

@@ -19,6 +19,7 @@ from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
 from cotrain.networks.routing import routing_network, shared_bottom
+from cotrain.randomness import normal
 
 TOLERANCE = 1e-9
 SPEC = Spec(shape=(3, 4), classes=3, tasks=3)
@@ -102,8 +103,13 @@ def outputs_by_inputs(stack: Any) -> Any:
 def reference_noise(noise: Any) -> Any:
     """The engine's random numbers, as the reference wants them."""
     if hasattr(noise, "_asdict"):
-        return {name: reference_noise(value) for name, value in noise._asdict().items()}
-    return [None if draws is None else np.asarray(draws) for draws in noise]
+        memory = [np.asarray(bits) for bits in noise.memory]
+        return {
+            "current": reference_noise(noise.current),
+            "replayed": reference_noise(noise.replayed),
+            "memory": memory,
+        }
+    return [None if bits is None else np.asarray(normal(bits)) for bits in noise]
 
 
 def reference_batch(batch: Batch) -> dict:

@@ -22,6 +22,7 @@ from cotrain.data.stream import Examples, Stream
 from cotrain.errors import Diverged, Invalid, check_positive
 from cotrain.methods.method import Method, State
 from cotrain.networks.routing import Network, Parameters
+from cotrain.randomness import unrolled
 
 TEST_BATCH = 2000
 ALIGNED = 64  # bytes
@@ -58,7 +59,7 @@ def learn(
     batch: int = 10,
     epochs: int = 1,
     evaluate_all: bool = False,
-    chunk: int = 500,
+    chunk: int = 1000,
     start: Snapshot | None = None,
 ) -> Iterator[Snapshot]:
     """Learns each stream with its seed, all at once; yields a snapshot after each chunk and each evaluation.
@@ -210,7 +211,7 @@ def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"], F
     method, keys, phase, first, steps, batches = chunk
 
     def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, Float[Array, " C"], Float[Array, ""]]:
-        key = jax.random.fold_in(key, phase + 1)
+        key = jax.random.fold_in(unrolled(key), phase + 1)
         draws = jax.vmap(lambda i, batch: method.draw(jax.random.fold_in(key, first + i), batch))
         drawn = _drawn(method, batches)
 

@@ -2,7 +2,7 @@
 
 import equinox as eqx
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray, Shaped
 
 from cotrain.data.batch import Batch
 from cotrain.methods.descent import Optimizer, Rates, begin, descend, rate
@@ -20,7 +20,7 @@ class Finetune(eqx.Module):
     def init(self, key: PRNGKeyArray) -> State:
         return State(begin(self.network, self.optimizer, key))
 
-    def draw(self, key: PRNGKeyArray, batch: Batch) -> tuple[Float[Array, "D E"] | None, ...]:
+    def draw(self, key: PRNGKeyArray, batch: Batch) -> tuple[Shaped[Array, "D E"] | None, ...]:
         return self.network.draw(key, batch.task.size)
 
     def update(self, state: State, batch: Batch, noise: tuple[Array | None, ...]) -> tuple[State, Info]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt32
 
 from cotrain.data.batch import Batch
 from cotrain.memory import Reservoir
@@ -18,8 +18,8 @@ from cotrain.networks.routing import Network
 class Noise(NamedTuple):
     """The random numbers of one update."""
 
-    current: tuple[Float[Array, "1 E"] | None, ...]  # for the routes of the current batch
-    replayed: tuple[Float[Array, "B E"] | None, ...]  # for those of the replayed batch
+    current: tuple[Shaped[Array, "1 E"] | None, ...]  # for the routes of the current batch
+    replayed: tuple[Shaped[Array, "B E"] | None, ...]  # for those of the replayed batch
     memory: tuple[UInt32[Array, "B 2"], UInt32[Array, "B 2"]]  # for the memory's update
 
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from cotrain.data.batch import Batch
 from cotrain.data.stream import Spec
 from cotrain.errors import Invalid, check_name, check_positive
 from cotrain.networks.experts import Expert, dense
+from cotrain.randomness import normal, normal_bits
 
 SAMPLINGS = ("gaussian", "noisy-top-k", "gumbel", "none")
 GATES = ("chosen", "all")
@@ -168,9 +169,9 @@ class Network(eqx.Module):
         learned = self.sampling == "noisy-top-k"
         return Router(logits, jnp.broadcast_to(jnp.log(jnp.expm1(self.noise)), shape) if learned else None)
 
-    def draw(self, key: PRNGKeyArray, rows: int) -> tuple[Float[Array, "D E"] | None, ...]:
-        """The random numbers that sampling the routes of `rows` tasks takes."""
-        distribution = jax.random.gumbel if self.sampling == "gumbel" else jax.random.normal
+    def draw(self, key: PRNGKeyArray, rows: int) -> tuple[Shaped[Array, "D E"] | None, ...]:
+        """The random numbers that sampling the routes of `rows` tasks takes; for normal ones, their random bits."""
+        distribution = jax.random.gumbel if self.sampling == "gumbel" else normal_bits
         return tuple(
             None if self.sampling == "none" or layer.experts == 1 else distribution(key, (rows, layer.experts))
             for layer, key in zip(self.layers, jax.random.split(key, len(self.layers)), strict=True)
@@ -179,7 +180,7 @@ class Network(eqx.Module):
     def sample(
         self, parameters: Parameters, task: Array, weight: Float[Array, " B"], noise: Sequence[Array | None]
     ) -> Path:
-        """The routes for a batch of one task, or of each example's own: R̂ ← sample(R)."""
+        """The routes for a batch of one task, or of each example's own: R̂ ← sample(R). The noise is as in `draw`."""
         tasks, real = _rows(task, weight)
         routes = []
         for layer, router, draws in zip(self.layers, parameters.router, noise, strict=True):
@@ -188,6 +189,8 @@ class Network(eqx.Module):
                 continue
             if real is not None and draws is not None:  # examples of the same task take the same route
                 draws = draws[((tasks[:, None] == tasks[None, :]) & real[None, :]).argmax(axis=1)]
+            if draws is not None and jnp.issubdtype(draws.dtype, jnp.unsignedinteger):
+                draws = normal(draws)
             logits = self._logits(narrow(router, tasks), draws)
             chosen = jax.lax.top_k(logits, layer.k)[1]  # [D, K]
             routes.append(_route(chosen, real, layer.experts)._replace(noise=draws))

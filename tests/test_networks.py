@@ -1,6 +1,7 @@
 """Networks: their sizes, their routes and gates, and what an expert can be."""
 
 import math
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -21,7 +22,7 @@ from cotrain.methods.descent import begin
 from cotrain.methods.finetune import finetune
 from cotrain.methods.method import State
 from cotrain.methods.replay import Noise
-from cotrain.networks.experts import convolution, dense, mlp
+from cotrain.networks.experts import LARGE, convolution, dense, mlp
 from cotrain.networks.routing import parameter_count, routing_network, shared_bottom, units_for_budget
 
 MNIST = Spec(shape=(28, 28), classes=10, tasks=20)
@@ -90,6 +91,23 @@ def test_layers_fit_onto_each_other(aggregation):
     assert [router.logits.shape for router in parameters.router] == [(SPEC.tasks, 5), (SPEC.tasks, 4)]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 10, 20])
+@pytest.mark.parametrize("inputs", [3, 700])
+def test_experts_run_together_as_one_by_one(size, inputs):
+    experts = eqx.filter_vmap(lambda key: dense(9)((inputs,), key))(jax.random.split(KEY, 8))
+    assert (experts.weight.size >= LARGE) == (inputs == 700)
+    x, slope = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(size, inputs), (8, size, 9)]))
+
+    def alone(experts, x):
+        return eqx.filter_vmap(jax.vmap(lambda expert, x: expert(x), (None, 0)), in_axes=(0, None))(experts, x)
+
+    results = []
+    for run in (alone, lambda experts, x: experts.together(x)):
+        y, pull = jax.vjp(run, experts, x)
+        results.append((y, pull(slope)))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *results)
+
+
 @given(st.data(), st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)).map(sorted), min_size=1, max_size=3))
 def test_one_bucket_holds_all_unused_experts(data, sizes):
     ks, experts = zip(*sizes, strict=True)
@@ -99,9 +117,9 @@ def test_one_bucket_holds_all_unused_experts(data, sizes):
     assert len(fitting) == (max(unused) > 0)
     for bucket in fitting:
         assert not any(unused[: bucket.first])
-        assert bucket.size >= max(unused)
-        assert bucket.size >= max(k for k, count in sizes[bucket.first :] if k < count)  # a whole best route
-    assert len(buckets) <= 3 * len(sizes)
+        for layer, (k, count) in enumerate(sizes[bucket.first :], bucket.first):
+            assert k == count or bucket.size(layer) >= max(unused[layer], k)  # a whole best route, if nothing is unused
+    assert len(buckets) <= 9 * len(sizes)
 
 
 # Routes and gates

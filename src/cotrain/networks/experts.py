@@ -1,6 +1,9 @@
 """What an expert can be: a recipe that makes an Equinox module for the shape of its input.
 
-Any callable `(shape, key) -> module` will do, where the module maps one input of that shape to one output.
+Any callable `(shape, key) -> module` will do, where the module maps one input of that shape to one output. If it also
+has `together`, that runs all experts of a stack, whose arrays have an axis for them, on all inputs of a batch.
+
+Axes: M experts, B examples.
 """
 
 import math
@@ -14,6 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cotrain.errors import Invalid, check_positive
 
+LARGE = 50_000  # weights, from which on to split a product pays
 Expert = Callable[[tuple[int, ...], PRNGKeyArray], Callable[[Array], Array]]  # the result is an Equinox module
 
 
@@ -38,6 +42,36 @@ class Dense(eqx.Module):
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, " units"]:
         x = x.ravel()
         return self.activation((x @ self.weight if self.alone else self.weight @ x) + self.bias)
+
+    def together(self, x: Float[Array, "B ..."]) -> Float[Array, "M B units"]:
+        """All experts of a stack on all examples."""
+        return self.activation(_products(self.weight, x.reshape(len(x), -1)) + self.bias[:, None])
+
+
+@jax.custom_vjp
+def _products(weight: Float[Array, "M units inputs"], x: Float[Array, "B inputs"]) -> Float[Array, "M B units"]:
+    """The products of all experts and examples; on a CPU, first of as many examples as the largest power of two.
+
+    XLA's library there takes longer for 10 examples than for 16, or for 8 and 2. Not so backwards, where the sum over
+    the examples stays one.
+    """
+    flat = weight.reshape(-1, weight.shape[2])
+    whole = flat.size < LARGE or jax.default_backend() != "cpu"
+    parts = jnp.split(x, [] if whole else [1 << (len(x).bit_length() - 1)])
+    products = [jax.lax.dot_general(flat, part, (((1,), (1,)), ((), ()))) for part in parts if len(part)]
+    return jnp.moveaxis(jnp.concatenate(products, axis=1).reshape(*weight.shape[:2], len(x)), 2, 1)
+
+
+def _products_forwards(weight: Array, x: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _products(weight, x), (weight, x)
+
+
+def _products_backwards(operands: tuple[Array, Array], slope: Float[Array, "M B units"]) -> tuple[Array, Array]:
+    weight, x = operands
+    return jnp.einsum("mbu,bi->mui", slope, x), jnp.einsum("mbu,mui->bi", slope, weight)
+
+
+_products.defvjp(_products_forwards, _products_backwards)
 
 
 @dataclass(frozen=True)

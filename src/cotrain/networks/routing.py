@@ -97,13 +97,20 @@ class Bucket(NamedTuple):
     """A kind of co-training step, by where there are unused experts and how many."""
 
     first: int  # the first layer that has any
-    above: int
-    size: int  # the most that a layer has: more than `above`, at most `size`
+    own: range  # how many it may have
+    later: range  # the most that a layer after it may have
 
     def fits(self, unused: Int[Array, " layers"]) -> Bool[Array, ""]:
         """Whether it is the one for these numbers of unused experts."""
-        most = unused.max()
-        return ((unused > 0).argmax() == self.first) & (self.above < most) & (most <= self.size)
+        own, later = unused[self.first], jnp.max(unused[self.first + 1 :], initial=0)
+        here = (unused > 0).any() & ((unused > 0).argmax() == self.first)
+        return (
+            here & (self.own[0] <= own) & (own <= self.own[-1]) & (self.later[0] <= later) & (later <= self.later[-1])
+        )
+
+    def size(self, layer: int) -> int:
+        """The most unused experts that a layer may have."""
+        return (self.own if layer == self.first else self.later)[-1]
 
 
 class Layer(eqx.Module):
@@ -129,6 +136,8 @@ class Layer(eqx.Module):
         if self.experts == 1:
             return jax.vmap(self.run, (None, 0))(jax.tree.map(lambda a: a[0], stack), x)[None]
         if route.members is None or route.members.ndim == 1:
+            if hasattr(self.module, "together"):
+                return eqx.combine(stack, self.module).together(x)
             return jax.vmap(jax.vmap(self.run, (None, 0)), (0, None))(stack, x)
         own = jax.tree.map(lambda a: a.reshape(len(x), -1, *a.shape[1:]), stack)  # [B, K, ...]
         return jax.vmap(jax.vmap(self.run, (0, None)), out_axes=1)(own, x)
@@ -212,19 +221,14 @@ class Network(eqx.Module):
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The co-training steps to compile, of which one fits wherever there are unused experts.
-
-        They hold a quarter, half and all of a layer's. In the last, all take part, used or not: to gather most experts
-        costs more than to run the few others.
-        """
+        """The co-training steps to compile, of which one fits wherever there are unused experts."""
         routed = {i: layer for i, layer in enumerate(self.layers) if layer.k < layer.experts}
-        buckets = []
-        for first in routed:
-            layers = [layer for i, layer in routed.items() if i >= first]
-            most, least = max(layer.experts for layer in layers), max(layer.k for layer in layers)
-            sizes = sorted({max(least, -(-most // share)) for share in (4, 2, 1)})
-            buckets += [Bucket(first, above, size) for above, size in pairwise([0, *sizes])]
-        return tuple(buckets)
+        return tuple(
+            Bucket(first, own, later)
+            for first, layer in routed.items()
+            for own in _sizes([layer])
+            for later in _sizes([layer for i, layer in routed.items() if i > first])
+        )
 
     def unused(
         self,
@@ -252,8 +256,8 @@ class Network(eqx.Module):
             gates = jnp.zeros(layer.experts).at[best.members].set(best.gates[0])
             gates = jnp.where(count > 0, free / jnp.maximum(count, 1), gates)[None]
             members, active = None, free
-            if bucket.size < layer.experts:
-                members = jnp.nonzero(gates[0] > 0, size=bucket.size, fill_value=layer.experts)[0]
+            if bucket.size(place) < layer.experts:
+                members = jnp.nonzero(gates[0] > 0, size=bucket.size(place), fill_value=layer.experts)[0]
                 active = (members < layer.experts) & (count > 0)
                 gates = gates.at[:, members].get(mode="fill", fill_value=0)
             routes.append(Route(members, active, gates > 0, None, gates))
@@ -373,6 +377,16 @@ def _route(chosen: Int[Array, "D K"], real: Bool[Array, " D"] | None, experts: i
         return Route(members=jnp.sort(chosen, axis=1))
     mask = _among(jnp.arange(experts), chosen)
     return Route(active=(mask & real[:, None]).any(axis=0), chosen=mask)
+
+
+def _sizes(layers: Sequence[Layer]) -> list[range]:
+    """The numbers of unused experts of some layers, in up to three groups: a quarter, half and all that there are.
+
+    In the last, all take part, used or not: to gather most experts costs more than to run the few others.
+    """
+    most, least = (max((getattr(layer, name) for layer in layers), default=0) for name in ("experts", "k"))
+    sizes = sorted({max(least, -(-most // share)) for share in (4, 2, 1)})
+    return [range(low + 1, high + 1) for low, high in pairwise([-1, *sizes])]
 
 
 def _among(members: Int[Array, " M"], chosen: Int[Array, "D K"]) -> Bool[Array, "D M"]:

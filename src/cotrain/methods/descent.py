@@ -65,10 +65,28 @@ def descend(
             assert index is not None
             assert active is not None
             gradient, active = _summed(gradient, index, active)
+        if index is not None and active is None and i < layers:
+            rule = optimizer(stack_rates[i])
+            stacks[i], moments[i] = _one_by_one(rule, stacks[i], moments[i], gradient, index)
+            continue
         updates, kept = jax.vmap(optimizer(stack_rates[i]).update)(gradient, narrow(moments[i], index), part[i])
         stacks[i] = widen(stacks[i], index, active, updates, add=True)
         moments[i] = widen(moments[i], index, active, kept)
     return Learner(Parameters.of(stacks), Parameters.of(moments)), value
+
+
+def _one_by_one(
+    optimizer: optax.GradientTransformation, stack: Any, moments: Any, gradient: Any, index: Int[Array, " N"]
+) -> tuple[Any, Any]:
+    """The stack and its moments after a step of some entries: each in place, without an array of all updates."""
+
+    def step(i: Array, both: tuple[Any, Any]) -> tuple[Any, Any]:
+        parameters, kept = jax.tree.map(lambda a: a[index[i]], both)
+        updates, kept = optimizer.update(jax.tree.map(lambda a: a[i], gradient), kept, parameters)
+        new = optax.apply_updates(parameters, updates), kept
+        return jax.tree.map(lambda a, entry: jax.lax.dynamic_update_index_in_dim(a, entry, index[i], 0), both, new)
+
+    return jax.lax.fori_loop(0, len(index), step, (stack, moments))
 
 
 def _summed(gradient: Any, index: Int[Array, " N"], active: Bool[Array, " N"]) -> tuple[Any, Bool[Array, " N"]]:

@@ -92,17 +92,18 @@ def test_layers_fit_onto_each_other(aggregation):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 10, 20])
-@pytest.mark.parametrize("inputs", [3, 700])
-def test_experts_run_together_as_one_by_one(size, inputs):
-    experts = eqx.filter_vmap(lambda key: dense(9)((inputs,), key))(jax.random.split(KEY, 8))
+@pytest.mark.parametrize("inputs", [9, 700])
+@pytest.mark.parametrize("alone", [False, True])
+def test_experts_run_together_as_one_by_one(size, inputs, alone):
+    experts = eqx.filter_vmap(lambda key: dense(9, alone=alone)((inputs,), key))(jax.random.split(KEY, 8))
     assert (experts.weight.size >= LARGE) == (inputs == 700)
     x, slope = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(size, inputs), (8, size, 9)]))
 
-    def alone(experts, x):
+    def one_by_one(experts, x):
         return eqx.filter_vmap(jax.vmap(lambda expert, x: expert(x), (None, 0)), in_axes=(0, None))(experts, x)
 
     results = []
-    for run in (alone, lambda experts, x: experts.together(x)):
+    for run in (one_by_one, lambda experts, x: experts.together(x)):
         y, pull = jax.vjp(run, experts, x)
         results.append((y, pull(slope)))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *results)

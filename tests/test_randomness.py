@@ -56,3 +56,8 @@ def test_the_least_and_the_most_bits_give_finite_numbers():
     ends = normal(jnp.array([0, 2**32 - 1], jnp.uint32))
     assert np.isfinite(ends).all()
     np.testing.assert_allclose(ends, [-5.42, 5.22], rtol=1e-3)
+
+
+def test_more_numbers_than_can_be_counted_are_refused():
+    with pytest.raises(ValueError, match="32 bits"):
+        jax.jit(lambda key: jax.random.bits(key, (2**20, 2**13))).lower(unrolled(KEY))

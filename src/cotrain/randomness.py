@@ -51,7 +51,7 @@ def _hash(key: UInt32[Array, "2"], high: UInt32[Array, "..."], low: UInt32[Array
 def _counted(key: UInt32[Array, "2"], shape: tuple[int, ...]) -> tuple[Array, Array]:
     """The hashes of 0, 1, 2, …"""
     if math.prod(shape) > 2**32:
-        raise NotImplementedError("more random numbers of a key than 32 bits can count")
+        raise ValueError(f"{shape}: a key counts its random numbers with 32 bits; draw from several")
     counts = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return _hash(key, jnp.zeros_like(counts), counts)
 

@@ -45,7 +45,8 @@ class Dense(eqx.Module):
 
     def together(self, x: Float[Array, "B ..."]) -> Float[Array, "M B units"]:
         """All experts of a stack on all examples."""
-        return self.activation(_products(self.weight, x.reshape(len(x), -1)) + self.bias[:, None])
+        weight = jnp.moveaxis(self.weight, 2, 1) if self.alone else self.weight
+        return self.activation(_products(weight, x.reshape(len(x), -1)) + self.bias[:, None])
 
 
 @jax.custom_vjp

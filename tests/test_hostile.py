@@ -221,11 +221,9 @@ def header_of(kind="'<f8'", order="False", shape="(2, 3)"):
 )
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_header_that_lies_or_rambles_is_refused(saved, header, reason, version):
-    start = time.perf_counter()
     message = refused(saved(packed([("a.npy", npy(header, version=version))])))
     assert message.startswith("'a.npy': ")
     assert reason in message
-    assert time.perf_counter() - start < 2
 
 
 @pytest.mark.parametrize(

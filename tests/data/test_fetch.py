@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -40,7 +39,7 @@ def tiny(seed):
 
 
 RAW = {"mnist": tiny(1), "fashion-mnist": tiny(2)}
-ZIPPED = {name: {f"{file}.gz": gzip.compress(data) for file, data in RAW[name].items()} for name in RAW}
+ZIPPED = {name: {f"{file}.gz": gzip.compress(data, mtime=0) for file, data in RAW[name].items()} for name in RAW}
 SHA256 = {name: tuple(hashlib.sha256(data).hexdigest() for data in RAW[name].values()) for name in RAW}
 
 
@@ -368,7 +367,7 @@ def nonsense(handler, _release):
         (b"<html>sign in first</html>", "failed: not a whole gzip file (Not a gzipped file (b'<h'))"),
         (b"", "failed: sha256 is e3b0c442"),
         (ZIPPED["mnist"][f"{FILES[0]}.gz"][:500], "failed: not a whole gzip file"),
-        (gzip.compress(b"other"), "failed: sha256 is d9298a10"),
+        pytest.param(gzip.compress(b"other"), "failed: sha256 is d9298a10", id="another file"),
         (shortened, "failed: not a whole gzip file"),
         (silent, "failed: no answer within 0.5 s"),
         (stalled, "failed: no answer within 0.5 s"),
@@ -392,10 +391,8 @@ def test_after_a_bad_mirror_a_good_one(cache, mirror, monkeypatch, answer, reaso
 def test_a_mirror_that_is_down_is_asked_once(mirror, monkeypatch, answer):
     monkeypatch.setattr(fetching, "ANSWER_SECONDS", 0.5)
     server = mirror(dict.fromkeys(ZIPPED["mnist"], answer))
-    started = time.monotonic()
     failure()
     assert server.asked == [f"/{FILES[0]}.gz"]
-    assert time.monotonic() - started < 2
 
 
 def test_a_refused_connection_is_told(monkeypatch):
@@ -404,13 +401,16 @@ def test_a_refused_connection_is_told(monkeypatch):
 
 
 def test_a_slow_look_up_of_names_is_not_waited_for(monkeypatch):
-    release = threading.Event()
+    def look_up(address, timeout):
+        release.wait(20)
+        found.append(address)
+
+    found, release = [], threading.Event()
     monkeypatch.setattr(fetching, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(fetching, "urlopen", lambda address, timeout: release.wait(20))
+    monkeypatch.setattr(fetching, "urlopen", look_up)
     monkeypatch.setitem(fetching.MIRRORS, "mnist", ("https://one.invalid/", "https://two.invalid/"))
-    started = time.monotonic()
     assert failure().count("no answer within 0.1 s") == 2
-    assert time.monotonic() - started < 2
+    assert not found
     release.set()
 
 

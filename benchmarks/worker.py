@@ -13,10 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+from cotrain.experiments.pool import pin
+
 
 def main() -> None:
     core, module, function, file = sys.argv[1:]
-    _pin(int(core))  # before anything counts the cores
+    pin(int(core))  # before anything counts the cores
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
 
@@ -43,12 +45,12 @@ def main() -> None:
         return
     for line in sys.stdin:
         if line.strip():
-            _pin(int(line))
+            _move(int(line))
         result = one_pass()
         answer(**{"iterations": result[0], "seconds": result[1]} if isinstance(result, tuple) else {"value": result})
 
 
-def _pin(core: int) -> None:
+def _move(core: int) -> None:
     """Moves all threads of this process to a core."""
     if hasattr(os, "sched_setaffinity"):
         for thread in Path("/proc/self/task").iterdir():

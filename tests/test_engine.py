@@ -1,6 +1,7 @@
 """The engine: what it feeds to a method, what it measures, and how it fails."""
 
 import contextlib
+import re
 
 import equinox as eqx
 import jax
@@ -9,12 +10,16 @@ import numpy as np
 import pytest
 from conftest import OPTIONS, STREAM, make, run, toy
 
+from cotrain import engine
 from cotrain.data.stream import Spec, Stream
 from cotrain.engine import TEST_BATCH, learn, steps_of
 from cotrain.errors import Diverged, Invalid
+from cotrain.memory import reservoir
+from cotrain.methods.cotraining import cotraining
 from cotrain.methods.descent import Learner
 from cotrain.methods.finetune import finetune
 from cotrain.methods.method import Info, State
+from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
 from cotrain.networks.routing import Network, routing_network, shared_bottom
 
@@ -208,6 +213,33 @@ def test_routing_is_recorded_after_each_phase():
     assert ((end.gates[0] > 0).sum(axis=-1) == 2).all()
     start = next(learn(Tally(network, 200), [STREAM], [0], batch=20))
     assert np.isnan(start.logits[0]).all()
+
+
+# What it compiles
+
+
+@pytest.mark.parametrize("kind", [finetune, replay, cotraining], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("network", ["dense", "routed"])
+def test_no_step_copies_weights_or_memory(kind, network, monkeypatch):
+    """The shapes below are nothing else's."""
+    stream = toy(tasks=4, classes=3, shape=(13,))
+    if network == "dense":
+        made = shared_bottom(stream.spec, (17, 19, 23))
+        shapes = {"1,13,17", "1,17,19", "1,19,23", "4,3,23"}
+    else:
+        made = routing_network(stream.spec, [dense(17), dense(19)], experts=11, k=2)
+        shapes = {"11,17,13", "11,19,17", "4,3,19"}
+    texts, advance = [], engine._advance
+
+    def look(chunk, state):
+        texts.append(advance.lower(chunk, state).compile().compiled.as_text())
+        return advance(chunk, state)
+
+    monkeypatch.setattr(engine, "_advance", look)
+    next(learn(kind(made) if kind is finetune else kind(made, reservoir(29, 5)), [stream], [0], batch=4))
+    assert {shape for shape in shapes if f"f32[{shape}]" in texts[0]} == shapes
+    copied = set(re.findall(r"= f32\[([\d,]+)\]\S* copy\(", texts[0]))
+    assert not copied & (shapes | {"29,13"})
 
 
 # How it fails

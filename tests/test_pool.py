@@ -171,6 +171,21 @@ def test_each_worker_has_a_core_of_its_own_before_anything_counts_cores(config, 
     assert [each["threads"] for each in seen] == [["1"] * 3] * 2
 
 
+@linux
+def test_no_thread_of_a_worker_takes_the_core_from_another():
+    program = """if True:
+        import os, threading
+        from cotrain.experiments.pool import pin
+        pin(min(os.sched_getaffinity(0)))
+        tell = lambda: print(len(os.sched_getaffinity(0)), os.sched_getscheduler(0) == os.SCHED_BATCH)
+        thread = threading.Thread(target=tell)
+        thread.start()
+        thread.join()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 True\n"
+
+
 # How they fail and end
 
 

@@ -171,10 +171,23 @@ class Worker:
         self.process.communicate()
 
 
+def pin(core: int) -> None:
+    """Keeps this process and the threads that it will start on a core, where none of them interrupts another.
+
+    XLA has a thread of its own that it gives some of each step's work. With Linux' usual scheduling that thread takes
+    the core at once and gives it back, in some runs twice in every step.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):  # where that is not allowed
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def work(descriptor: int, core: int | None) -> None:
     """What a worker process does: one job after another, until there are no more or its parent is gone."""
     if core is not None:
-        os.sched_setaffinity(0, {core})
+        pin(core)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, ConnectionError):  # the parent is gone
         _take_jobs(Connection(descriptor))

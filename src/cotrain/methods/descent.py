@@ -58,21 +58,32 @@ def descend(
     moving = [None if stays else entries for stays, entries in zip(still, part, strict=True)]
     value, gradients = jax.value_and_grad(loss)(moving)
     for i, (index, active, repeat, _) in enumerate(path.entries):
-        if moving[i] is None:
+        gradient, size = gradients[i], stack_rates[i]
+        if moving[i] is None or size is None:
             continue
-        gradient = gradients[i]
+        if index is None and 0 < i < layers and moving[i - 1] is not None:
+            size = _after(gradients[i - 1], size)
         if repeat and optimizer is not optax.sgd:  # plain descent can take the terms of a sum one by one
             assert index is not None
             assert active is not None
             gradient, active = _summed(gradient, index, active)
         if index is not None and active is None and i < layers:
-            rule = optimizer(stack_rates[i])
-            stacks[i], moments[i] = _one_by_one(rule, stacks[i], moments[i], gradient, index)
+            stacks[i], moments[i] = _one_by_one(optimizer(size), stacks[i], moments[i], gradient, index)
             continue
-        updates, kept = jax.vmap(optimizer(stack_rates[i]).update)(gradient, narrow(moments[i], index), part[i])
+        updates, kept = jax.vmap(optimizer(size).update)(gradient, narrow(moments[i], index), part[i])
         stacks[i] = widen(stacks[i], index, active, updates, add=True)
         moments[i] = widen(moments[i], index, active, kept)
     return Learner(Parameters.of(stacks), Parameters.of(moments)), value
+
+
+def _after(gradient: Any, rate: Float[Array, ""]) -> Float[Array, ""]:
+    """A layer's learning rate, not to be had before the gradient of the layer below it.
+
+    That gradient takes the layer's weights as they were. Where nothing says that it comes first, XLA updates a copy
+    of them; and so it shall look as if the rate could turn out to be NaN.
+    """
+    some = jax.tree.leaves(gradient)[-1].ravel()[0]
+    return jnp.where(jnp.isnan(some), some, rate)
 
 
 def _one_by_one(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import OPTIONS, STREAM, make, run, toy
+from conftest import OPTIONS, STREAM, identical, make, run, toy
 
 from cotrain import engine
 from cotrain.data.stream import Spec, Stream
@@ -213,6 +213,19 @@ def test_routing_is_recorded_after_each_phase():
     assert ((end.gates[0] > 0).sum(axis=-1) == 2).all()
     start = next(learn(Tally(network, 200), [STREAM], [0], batch=20))
     assert np.isnan(start.logits[0]).all()
+
+
+@pytest.mark.parametrize(("inputs", "minibatches", "tested"), [(0, 1, 1), (1, 1, 1), (13, 2, 13), (10**6, 16, 32)])
+def test_large_inputs_are_laid_out_a_few_at_a_time(inputs, minibatches, tested, monkeypatch):
+    method, sizes, correct = make(("finetune", "shared_bottom")), set(), engine._correct
+    whole = run(learn(method, [STREAM], [0], **OPTIONS))
+    monkeypatch.setattr(engine, "ROOM", inputs * 6 * 4)  # an input has 6 numbers
+    monkeypatch.setattr(engine, "_correct", lambda *given: sizes.add(given[-1].size) or correct(*given))
+    snapshots = list(learn(method, [STREAM], [0], **OPTIONS))
+    assert next(s.step for s in snapshots if s.event == "trained") == minibatches
+    assert sizes == {tested}
+    np.testing.assert_array_equal(snapshots[-1].accuracy, whole.accuracy)
+    assert identical(snapshots[-1].state, whole.state)
 
 
 # What it compiles

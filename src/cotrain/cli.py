@@ -36,7 +36,7 @@ class Run(Config):
     """seconds between checkpoints, besides those at the ends of tasks"""
     data_dir: Path | None = None
     """directory with the data set's files, if you have them"""
-    chunk: int = 1000
+    chunk: int = 2000
     """minibatches between two looks at the clock; changes no number"""
     workers: int | None = None
     """worker processes; by default one per core, at most one per seed; 1 runs in this process"""

@@ -25,7 +25,7 @@ from cotrain.networks.routing import Network, Parameters
 from cotrain.randomness import unrolled
 
 TEST_BATCH = 2000
-ALIGNED = 64  # bytes
+ROOM, ALIGNED = 2**26, 64  # bytes of inputs that are laid out at a time, and of what they start at a multiple of
 SEEDS = jax.sharding.PartitionSpec("S")
 DRAWN, MANY = 20, 2**16  # minibatches whose random numbers are drawn at once, unless there are too many for the cache
 
@@ -59,12 +59,13 @@ def learn(
     batch: int = 10,
     epochs: int = 1,
     evaluate_all: bool = False,
-    chunk: int = 1000,
+    chunk: int = 2000,
     start: Snapshot | None = None,
 ) -> Iterator[Snapshot]:
     """Learns each stream with its seed, all at once; yields a snapshot after each chunk and each evaluation.
 
-    The numbers depend on neither `chunk` nor where the run was taken up again (`start`).
+    A chunk has `chunk` minibatches, or as many as 64 MB hold. The numbers depend neither on that nor on where the run
+    was taken up again (`start`).
     """
     for name, value in (("batch", batch), ("epochs", epochs), ("chunk", chunk)):
         check_positive(name, value)
@@ -79,7 +80,7 @@ def learn(
     now = replace(now, state=_placed(now.state, len(seeds)))
     phases = streams[0].phases
     rooms = [_Room() for _ in streams]
-    chunk = min(chunk, max(steps_of(streams[0], batch, epochs)))
+    chunk = min(chunk, max(steps_of(streams[0], batch, epochs)), max(_fitting(method.network) // batch, 1))
     room = -(-chunk // DRAWN) * DRAWN  # minibatches laid out at a time
 
     warm = _feeds(streams, seeds, 0, batch, epochs, rooms)
@@ -265,7 +266,8 @@ def _evaluate(
     tests = [stream[task].test for stream in streams]
     sizes = np.array([len(test) for test in tests]) if limit is None else np.full(len(tests), limit)
     correct = np.zeros(len(tests), int)
-    count = min(TEST_BATCH, 1 << (max(map(len, tests)) - 1).bit_length())  # few different sizes: each is compiled
+    few = 1 << (max(map(len, tests)) - 1).bit_length()  # few different sizes: each is compiled
+    count = min(TEST_BATCH, few, max(_fitting(network), 1))
     for start in range(0, max(sizes), count):
         places = np.arange(start, start + count)
         each = zip(tests, sizes, rooms, strict=True)
@@ -302,6 +304,11 @@ def _check_finite(losses: np.ndarray, seeds: Sequence[int], task: int, first: in
     if len(bad):
         seed, step = bad[0]
         raise Diverged(seeds[seed], task, first + int(step), float(losses[seed, step]))
+
+
+def _fitting(network: Network) -> int:
+    """How many inputs may be laid out at a time."""
+    return ROOM // (math.prod(network.spec.shape) * np.dtype(np.float32).itemsize)
 
 
 class _Room:

@@ -57,7 +57,7 @@ def execute(
     *,
     workers: int,
     data_dir: Path | None = None,
-    chunk: int = 1000,
+    chunk: int = 2000,
     keep: "Keep | None" = None,
     on_progress: Callable[[Job, "Done"], None] = lambda job, done: None,
     say: Callable[[str], None] = lambda line: None,

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -128,6 +129,16 @@ def test_list_names_everything(capsys):
 def test_quiet_when_not_a_terminal(images, capsys):
     cli.main(["run", "--method", "finetune", *SMALL])
     assert "seed" not in capsys.readouterr().err
+
+
+def test_the_command_has_one_thread_of_xla_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["cotrain", "list"])
+    for before, after in (("", "1"), ("3", "3")):
+        monkeypatch.setenv("PJRT_NPROC", before)
+        if not before:
+            monkeypatch.delenv("PJRT_NPROC")
+        assert cli.main() == 0
+        assert os.environ["PJRT_NPROC"] == after
 
 
 def test_the_installed_command():

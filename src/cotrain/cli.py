@@ -5,6 +5,7 @@
 import contextlib
 import importlib.util
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -286,6 +287,8 @@ Command = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit code: 2 for input that cannot be used, 1 for what went wrong outside."""
+    if arguments is None:  # this process is ours: XLA's threads would wait for each other more than they help
+        os.environ.setdefault("PJRT_NPROC", "1")
     command = None
     try:
         command = _parse(sys.argv[1:] if arguments is None else arguments)

@@ -38,7 +38,7 @@ class Run(Config):
     data_dir: Path | None = None
     """directory with the data set's files, if you have them"""
     chunk: int = 2000
-    """minibatches between two looks at the clock; changes no number"""
+    """minibatches between two looks at the clock, or as many as 64 MB hold; changes no number"""
     workers: int | None = None
     """worker processes; by default one per core, at most one per seed; 1 runs in this process"""
     at_once: bool | None = None

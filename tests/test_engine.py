@@ -242,17 +242,26 @@ def test_no_step_copies_weights_or_memory(kind, network, monkeypatch):
     else:
         made = routing_network(stream.spec, [dense(17), dense(19)], experts=11, k=2)
         shapes = {"11,17,13", "11,19,17", "4,3,19"}
-    texts, advance = [], engine._advance
+    texts, advance = [], engine._compiled()
 
     def look(chunk, state):
         texts.append(advance.lower(chunk, state).compile().compiled.as_text())
         return advance(chunk, state)
 
-    monkeypatch.setattr(engine, "_advance", look)
+    monkeypatch.setattr(engine, "_compiled", lambda: look)
     next(learn(kind(made) if kind is finetune else kind(made, reservoir(29, 5)), [stream], [0], batch=4))
     assert {shape for shape in shapes if f"f32[{shape}]" in texts[0]} == shapes
     copied = set(re.findall(r"= f32\[([\d,]+)\]\S* copy\(", texts[0]))
     assert not copied & (shapes | {"29,13"})
+
+
+def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
+    compiled = engine._compiled.__wrapped__
+    monkeypatch.setattr(engine, "WIDE", {"xla_cpu_no_such_option": 512})
+    monkeypatch.setattr(engine, "_compiled", compiled)
+    stream = toy()
+    *_, last = learn(finetune(shared_bottom(stream.spec)), [stream], [0])
+    assert last.phase == len(stream)
 
 
 # How it fails

@@ -1,5 +1,7 @@
 """Random numbers that are drawn faster are the same numbers."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,10 @@ import pytest
 from cotrain.randomness import normal, normal_bits, unrolled
 
 KEY = jax.random.key(7)
+# As users run it: what tests compile is not optimized, and there XLA rounds its own logarithm otherwise.
+OPTIMIZED = partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+)
 DRAWS = {
     "bits": lambda key: jax.random.bits(key, (3, 5)),
     "8 bits": lambda key: jax.random.bits(key, (11,), "uint8"),
@@ -40,8 +46,21 @@ def test_unrolled_keys_are_the_same_keys():
     )
 
 
-def test_normal_numbers_are_those_of_jax():
-    np.testing.assert_array_equal(normal(normal_bits(KEY, (100_000,))), jax.random.normal(KEY, (100_000,)))
+@pytest.mark.parametrize("shape", [(), (1,), (10, 20), (100_001,)])
+def test_normal_numbers_are_those_of_jax(shape):
+    drawn = OPTIMIZED(lambda key: normal(normal_bits(key, shape)))
+    np.testing.assert_array_equal(drawn(KEY), OPTIMIZED(lambda key: jax.random.normal(key, shape))(KEY))
+
+
+def test_every_normal_number_is_one_of_jax():
+    bits = jnp.arange(2**23, dtype=jnp.uint32) << 9  # of 32 bits, 23 count
+    low = np.nextafter(np.float32(-1), np.float32(0))
+
+    def wanted(bits):
+        uniform = jax.lax.bitcast_convert_type(bits >> 9 | np.float32(1).view(np.uint32), jnp.float32) - 1
+        return np.float32(np.sqrt(2)) * jax.lax.erf_inv(jnp.maximum(low, uniform * (1 - low) + low))
+
+    np.testing.assert_array_equal(OPTIMIZED(normal)(bits), OPTIMIZED(wanted)(bits))
 
 
 def test_wide_normal_numbers_are_those_of_jax():

@@ -9,6 +9,7 @@ Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the task
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -27,6 +28,8 @@ from cotrain.randomness import unrolled
 TEST_BATCH = 2000
 ROOM, ALIGNED = 2**26, 64  # bytes of inputs that are laid out at a time, and of what they start at a multiple of
 SEEDS = jax.sharding.PartitionSpec("S")
+# On CPUs with vectors of 512 bits XLA takes 256, lest the clock slow down; but its matrix products use 512 anyway.
+WIDE = {"xla_cpu_prefer_vector_width": 512}
 DRAWN, MANY = 20, 2**16  # minibatches whose random numbers are drawn at once, unless there are too many for the cache
 
 
@@ -85,7 +88,8 @@ def learn(
 
     warm = _feeds(streams, seeds, 0, batch, epochs, rooms)
     nothing = _Chunk(method, keys, np.int32(0), np.int32(0), np.int32(0), _lay_out(warm, 0, room))
-    now = replace(now, state=_advance(nothing, now.state)[0])
+    advance = _compiled()
+    now = replace(now, state=advance(nothing, now.state)[0])
     _evaluate(method.network, now.state.learner.parameters, streams, rooms, 0, limit=1)
     yield (now := replace(now, event="compiled"))
 
@@ -100,7 +104,7 @@ def learn(
             count = min(chunk, feeds[0].steps - now.step)
             batches = _lay_out(feeds, now.step, room)
             work = _Chunk(method, keys, np.int32(phase), np.int32(now.step), np.int32(count), batches)
-            state, losses, total = _advance(work, now.state)
+            state, losses, total = advance(work, now.state)
             _check_finite(np.asarray(losses)[:, :count], seeds, phases[phase][0], now.step)
             # A loss is taken before its step: what a chunk's last step broke shows only in the parameters.
             _check_finite(np.asarray(total)[:, None], seeds, phases[phase][0], now.step + count - 1)
@@ -206,7 +210,17 @@ class _Chunk(NamedTuple):
     batches: Batch
 
 
-@eqx.filter_jit(donate="all-except-first")
+@cache
+def _compiled() -> Callable[..., Any]:
+    """`_advance`, compiled for this machine."""
+    options: Any = {"compiler_options": WIDE if jax.default_backend() == "cpu" else {}}
+    try:
+        jax.jit(lambda: 0, **options).lower().compile()
+    except jax.errors.JaxRuntimeError:  # another XLA may not have them
+        options = {}
+    return eqx.filter_jit(_advance, donate="all-except-first", **options)
+
+
 def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"], Float[Array, " S"]]:
     """The state after a chunk, in the memory of the state before it, the losses, and the sum of all parameters."""
     method, keys, phase, first, steps, batches = chunk

@@ -67,7 +67,7 @@ def descend(
             assert index is not None
             assert active is not None
             gradient, active = _summed(gradient, index, active)
-        if index is not None and active is None and i < layers:
+        if index is not None and active is None:
             stacks[i], moments[i] = _one_by_one(optimizer(size), stacks[i], moments[i], gradient, index)
             continue
         updates, kept = jax.vmap(optimizer(size).update)(gradient, narrow(moments[i], index), part[i])

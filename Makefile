@@ -49,7 +49,7 @@ reproduce: install ## the paper's table, figures and page, with a tenth of the e
 	$(BIN)/cotrain reproduce
 
 bench: install ## measure the speed beside PyTorch and Avalanche, which it installs
-	$(BIN)/python $(PIP_INSTALL) --no-build-isolation -e '.[bench]'
+	$(BIN)/python $(PIP_INSTALL) -e '.[bench]'
 	$(BIN)/cotrain bench
 
 numbers: install ## record what runs give, after a change that is meant to alter it

@@ -255,12 +255,16 @@ def test_no_step_copies_weights_or_memory(kind, network, monkeypatch):
     assert not copied & (shapes | {"29,13"})
 
 
-def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
-    compiled = engine._compiled.__wrapped__
-    monkeypatch.setattr(engine, "WIDE", {"xla_cpu_no_such_option": 512})
-    monkeypatch.setattr(engine, "_compiled", compiled)
+@pytest.mark.parametrize(("known", "taken"), [(True, {"compiler_options": engine.WIDE}), (False, {})])
+def test_the_compiler_is_given_the_options_that_it_knows(known, taken, monkeypatch):
+    given, real = [], eqx.filter_jit
+    monkeypatch.setattr(eqx, "filter_jit", lambda f, donate, **options: given.append(options) or real(f, donate=donate))
+    if not known:
+        monkeypatch.setattr(engine, "WIDE", {"xla_cpu_no_such_option": 512})
+    monkeypatch.setattr(engine, "_compiled", engine._compiled.__wrapped__)
     stream = toy()
     *_, last = learn(finetune(shared_bottom(stream.spec)), [stream], [0])
+    assert given == [taken]
     assert last.phase == len(stream)
 
 

@@ -8,6 +8,7 @@ Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the task
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -213,11 +214,11 @@ class _Chunk(NamedTuple):
 @cache
 def _compiled() -> Callable[..., Any]:
     """`_advance`, compiled for this machine."""
-    options: Any = {"compiler_options": WIDE if jax.default_backend() == "cpu" else {}}
-    try:
-        jax.jit(lambda: 0, **options).lower().compile()
-    except jax.errors.JaxRuntimeError:  # another XLA may not have them
-        options = {}
+    options: Any = {}
+    if jax.default_backend() == "cpu":
+        with suppress(jax.errors.JaxRuntimeError):  # another XLA may not know them
+            jax.jit(lambda: 0, compiler_options=WIDE).lower().compile()
+            options = {"compiler_options": WIDE}
     return eqx.filter_jit(_advance, donate="all-except-first", **options)
 
 

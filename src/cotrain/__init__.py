@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cotrain.choice import Choice as Choice
+    from cotrain.choice import option as option
     from cotrain.data.arrays import load_arrays as load_arrays
     from cotrain.data.batch import Batch as Batch
     from cotrain.data.fetch import Dataset as Dataset
@@ -28,19 +30,47 @@ if TYPE_CHECKING:
     from cotrain.experiments.run import run_config as run_config
     from cotrain.memory import reservoir as reservoir
     from cotrain.methods.cotraining import cotraining as cotraining
+    from cotrain.methods.descent import Learner as Learner
+    from cotrain.methods.descent import Optimizer as Optimizer
+    from cotrain.methods.descent import Part as Part
+    from cotrain.methods.descent import Rates as Rates
+    from cotrain.methods.descent import begin as begin
+    from cotrain.methods.descent import cross_entropy as cross_entropy
+    from cotrain.methods.descent import descend as descend
+    from cotrain.methods.descent import rates_of as rates_of
+    from cotrain.methods.descent import slope as slope
+    from cotrain.methods.finetune import DescentOptions as DescentOptions
+    from cotrain.methods.finetune import Finetune as Finetune
+    from cotrain.methods.finetune import RoutedOptions as RoutedOptions
     from cotrain.methods.finetune import finetune as finetune
+    from cotrain.methods.method import Info as Info
+    from cotrain.methods.method import Method as Method
     from cotrain.methods.private import private as private
     from cotrain.methods.replay import replay as replay
     from cotrain.networks.experts import convolution as convolution
     from cotrain.networks.experts import dense as dense
     from cotrain.networks.experts import mlp as mlp
-    from cotrain.networks.routing import Network as Network
-    from cotrain.networks.routing import parameter_count as parameter_count
-    from cotrain.networks.routing import routing_network as routing_network
-    from cotrain.networks.routing import shared_bottom as shared_bottom
-    from cotrain.networks.routing import units_for_budget as units_for_budget
+    from cotrain.networks.network import Network as Network
+    from cotrain.networks.parameters import Parameters as Parameters
+    from cotrain.networks.path import Route as Route
+    from cotrain.networks.routers.by_input import by_input as by_input
+    from cotrain.networks.routers.fixed import fixed as fixed
+    from cotrain.networks.routers.router import InputRouter as InputRouter
+    from cotrain.networks.routers.router import Mixture as Mixture
+    from cotrain.networks.routers.router import Size as Size
+    from cotrain.networks.routers.router import TaskRouter as TaskRouter
+    from cotrain.networks.routers.sampling import gaussian as gaussian
+    from cotrain.networks.routers.sampling import gumbel as gumbel
+    from cotrain.networks.routers.sampling import no_noise as no_noise
+    from cotrain.networks.routers.sampling import noisy_top_k as noisy_top_k
+    from cotrain.networks.routers.task_matrix import task_matrix as task_matrix
+    from cotrain.networks.routing_network import parameter_count as parameter_count
+    from cotrain.networks.routing_network import routing_network as routing_network
+    from cotrain.networks.routing_network import units_for_budget as units_for_budget
+    from cotrain.networks.shared_bottom import shared_bottom as shared_bottom
 
 _MODULES = {
+    "cotrain.choice": ["Choice", "option"],
     "cotrain.data.arrays": ["load_arrays"],
     "cotrain.data.batch": ["Batch"],
     "cotrain.data.fetch": ["Dataset", "load"],
@@ -52,17 +82,32 @@ _MODULES = {
     "cotrain.experiments.run": ["run", "run_config"],
     "cotrain.memory": ["reservoir"],
     "cotrain.methods.cotraining": ["cotraining"],
-    "cotrain.methods.finetune": ["finetune"],
+    "cotrain.methods.descent": [
+        "Learner",
+        "Optimizer",
+        "Part",
+        "Rates",
+        "begin",
+        "cross_entropy",
+        "descend",
+        "slope",
+        "rates_of",
+    ],
+    "cotrain.methods.finetune": ["DescentOptions", "Finetune", "RoutedOptions", "finetune"],
+    "cotrain.methods.method": ["Info", "Method"],
     "cotrain.methods.private": ["private"],
     "cotrain.methods.replay": ["replay"],
     "cotrain.networks.experts": ["convolution", "dense", "mlp"],
-    "cotrain.networks.routing": [
-        "Network",
-        "parameter_count",
-        "routing_network",
-        "shared_bottom",
-        "units_for_budget",
-    ],
+    "cotrain.networks.network": ["Network"],
+    "cotrain.networks.parameters": ["Parameters"],
+    "cotrain.networks.path": ["Route"],
+    "cotrain.networks.routers.by_input": ["by_input"],
+    "cotrain.networks.routers.fixed": ["fixed"],
+    "cotrain.networks.routers.router": ["InputRouter", "Mixture", "Size", "TaskRouter"],
+    "cotrain.networks.routers.sampling": ["gaussian", "gumbel", "no_noise", "noisy_top_k"],
+    "cotrain.networks.routers.task_matrix": ["task_matrix"],
+    "cotrain.networks.routing_network": ["parameter_count", "routing_network", "units_for_budget"],
+    "cotrain.networks.shared_bottom": ["shared_bottom"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

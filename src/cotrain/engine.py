@@ -6,11 +6,10 @@ chunk. Several seeds can run at once; arrays that differ between them have a lea
 Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the tasks one after another, or one joint).
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -20,15 +19,16 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from cotrain.data.batch import Batch
-from cotrain.data.stream import Examples, Stream
+from cotrain.data.feed import Feed, Room
+from cotrain.data.stream import Stream
+from cotrain.devices import over_seeds, placed, stacked
 from cotrain.errors import Diverged, Invalid, check_positive
+from cotrain.evaluation import evaluate, fitting, matrices, mean_gates
 from cotrain.methods.method import Method, State
-from cotrain.networks.routing import Network, Parameters
-from cotrain.randomness import unrolled
+from cotrain.networks.network import Network
+from cotrain.speed.randomness import unrolled
 
-TEST_BATCH = 2000
-ROOM, ALIGNED = 2**26, 64  # bytes of inputs that are laid out at a time, and of what they start at a multiple of
-SEEDS = jax.sharding.PartitionSpec("S")
+CHUNK = 2000  # minibatches between two looks at the clock, by default
 # On CPUs with vectors of 512 bits XLA takes 256, lest the clock slow down; but its matrix products use 512 anyway.
 WIDE = {"xla_cpu_prefer_vector_width": 512}
 DRAWN, MANY = 20, 2**16  # minibatches whose random numbers are drawn at once, unless there are too many for the cache
@@ -46,9 +46,10 @@ class Snapshot:
     step: int  # minibatches of the present phase that are done
     accuracy: Float[np.ndarray, "S P T"]  # on each task after each phase; NaN where it was not evaluated
     initial: Float[np.ndarray, "S T"]  # on each task before the first; NaN unless all tasks are evaluated
-    logits: tuple[Float[np.ndarray, "S P T E"], ...]  # the router after each phase, for each layer that has one
-    gates: tuple[Float[np.ndarray, "S P T E"], ...]  # the weights that predictions use
+    logits: tuple[Float[np.ndarray, "S P T E"], ...]  # a router's by task after each phase, for each layer with one
+    gates: tuple[Float[np.ndarray, "S P T E"], ...]  # the weights that predictions use, or their mean over examples
     event: str = "start"  # what was done last: "compiled", "trained" or "evaluated"
+    scalars: Mapping[str, Float[np.ndarray, "S C"]] = field(default_factory=dict)  # of the last chunk's steps
 
     def kept(self) -> "Snapshot":
         """The same with a copy of the state, which stays valid when the run goes on."""
@@ -63,14 +64,15 @@ def learn(
     batch: int = 10,
     epochs: int = 1,
     evaluate_all: bool = False,
-    chunk: int = 2000,
+    chunk: int | None = None,
     start: Snapshot | None = None,
 ) -> Iterator[Snapshot]:
     """Learns each stream with its seed, all at once; yields a snapshot after each chunk and each evaluation.
 
-    A chunk has `chunk` minibatches, or as many as 64 MB hold. The numbers depend neither on that nor on where the run
-    was taken up again (`start`).
+    A chunk has `chunk` minibatches (by default `CHUNK`), or as many as 64 MB hold. The numbers depend neither on that
+    nor on where the run was taken up again (`start`).
     """
+    chunk = CHUNK if chunk is None else chunk
     for name, value in (("batch", batch), ("epochs", epochs), ("chunk", chunk)):
         check_positive(name, value)
     if len(streams) != len(seeds) or not seeds:
@@ -78,25 +80,25 @@ def learn(
     for stream in streams:
         if stream.spec != method.network.spec:
             raise Invalid("stream", stream.spec, f"the network was made for {method.network.spec}")
-    keys = _placed(jnp.stack([jax.random.key(seed) for seed in seeds]), len(seeds))
+    keys = placed(jnp.stack([jax.random.key(seed) for seed in seeds]), len(seeds))
     empty = blank(method, streams[0], len(seeds))
     now = replace(empty, state=_init(method, keys)) if start is None else start.kept()
-    now = replace(now, state=_placed(now.state, len(seeds)))
+    now = replace(now, state=placed(now.state, len(seeds)))
     phases = streams[0].phases
-    rooms = [_Room() for _ in streams]
-    chunk = min(chunk, max(steps_of(streams[0], batch, epochs)), max(_fitting(method.network) // batch, 1))
+    rooms = [Room() for _ in streams]
+    chunk = min(chunk, max(steps_of(streams[0], batch, epochs)), max(fitting(method.network) // batch, 1))
     room = -(-chunk // DRAWN) * DRAWN  # minibatches laid out at a time
 
     warm = _feeds(streams, seeds, 0, batch, epochs, rooms)
     nothing = _Chunk(method, keys, np.int32(0), np.int32(0), np.int32(0), _lay_out(warm, 0, room))
     advance = _compiled()
     now = replace(now, state=advance(nothing, now.state)[0])
-    _evaluate(method.network, now.state.learner.parameters, streams, rooms, 0, limit=1)
+    evaluate(method.network, now.state.learner.parameters, streams, rooms, 0, limit=1)
     yield (now := replace(now, event="compiled"))
 
     if evaluate_all and np.isnan(now.initial).any():
         parameters = now.state.learner.parameters
-        initial = [_evaluate(method.network, parameters, streams, rooms, i) for i in range(len(streams[0]))]
+        initial = [evaluate(method.network, parameters, streams, rooms, i) for i in range(len(streams[0]))]
         yield (now := replace(now, initial=np.stack(initial, axis=1), event="evaluated"))
 
     for phase in range(now.phase, len(phases)):
@@ -105,13 +107,15 @@ def learn(
             count = min(chunk, feeds[0].steps - now.step)
             batches = _lay_out(feeds, now.step, room)
             work = _Chunk(method, keys, np.int32(phase), np.int32(now.step), np.int32(count), batches)
-            state, losses, total = advance(work, now.state)
-            _check_finite(np.asarray(losses)[:, :count], seeds, phases[phase][0], now.step)
+            state, scalars, total = advance(work, now.state)
+            scalars = {name: np.asarray(values)[:, :count] for name, values in scalars.items()}
+            _check_finite(scalars["loss"], seeds, phases[phase][0], now.step)
             # A loss is taken before its step: what a chunk's last step broke shows only in the parameters.
             _check_finite(np.asarray(total)[:, None], seeds, phases[phase][0], now.step + count - 1)
-            yield (now := replace(now, state=state, step=now.step + count, event="trained"))
+            yield (now := replace(now, state=state, step=now.step + count, event="trained", scalars=scalars))
 
-        state = _consolidate((method, jnp.array(phases[phase][-1])), now.state)
+        some = placed(stacked([feed.some(method.examples) for feed in feeds]), len(feeds))
+        state = _consolidate((method, keys, jnp.array(phase), jnp.array(feeds[0].steps), some), now.state)
         seen = range(len(streams[0])) if evaluate_all else [task for tasks in phases[: phase + 1] for task in tasks]
         now = replace(now, state=state, phase=phase + 1, step=0, event="evaluated")
         yield (now := _measure(method.network, now, streams, rooms, seen))
@@ -119,7 +123,7 @@ def learn(
 
 def steps_of(stream: Stream, batch: int, epochs: int) -> list[int]:
     """How many minibatches each phase of a stream has."""
-    return [_Feed(stream, tasks, 0, 0, batch, epochs, _Room()).steps for tasks in stream.phases]
+    return [Feed(stream, tasks, 0, 0, batch, epochs, Room()).steps for tasks in stream.phases]
 
 
 def blank(method: Method, stream: Stream, seeds: int) -> Snapshot:
@@ -127,14 +131,17 @@ def blank(method: Method, stream: Stream, seeds: int) -> Snapshot:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), seeds))
     state = jax.eval_shape(lambda keys: _init(method, keys), keys)
     tasks, phases = len(stream), len(stream.phases)
-    routed = [layer.experts for layer in method.network.layers if layer.experts > 1]
+    network = method.network
+    routed = [layer.experts for layer in network.layers if layer.experts > 1]
     return Snapshot(
         state,
         phase=0,
         step=0,
         accuracy=np.full((seeds, phases, tasks), np.nan),
         initial=np.full((seeds, tasks), np.nan),
-        logits=tuple(np.full((seeds, phases, tasks, experts), np.nan, np.float32) for experts in routed),
+        logits=tuple(
+            np.full((seeds, phases, tasks, experts), np.nan, np.float32) for experts in routed if network.by_task
+        ),
         gates=tuple(np.full((seeds, phases, tasks, experts), np.nan, np.float32) for experts in routed),
     )
 
@@ -143,61 +150,41 @@ def _measure(
     network: Network,
     now: Snapshot,
     streams: Sequence[Stream],
-    rooms: "Sequence[_Room]",
+    rooms: Sequence[Room],
     tasks: Sequence[int] | range,
 ) -> Snapshot:
     """The snapshot with what there is to measure after a phase."""
     done = now.phase - 1
     accuracy = now.accuracy.copy()
     for task in tasks:
-        accuracy[:, done, task] = _evaluate(network, now.state.learner.parameters, streams, rooms, task)
-    routing = _routing(network, now.state.learner.parameters)
+        accuracy[:, done, task] = evaluate(network, now.state.learner.parameters, streams, rooms, task)
     logits, gates = ([array.copy() for array in arrays] for arrays in (now.logits, now.gates))
-    for layer, (row, weights) in enumerate(routing):
-        logits[layer][:, done], gates[layer][:, done] = row, weights
+    if network.by_task:
+        for layer, (scores, weights) in enumerate(matrices(network, now.state.learner.parameters)):
+            logits[layer][:, done], gates[layer][:, done] = scores, weights
+    else:
+        for layer in gates:
+            layer[:, done] = 0
+        for task in tasks:
+            for layer, weights in enumerate(mean_gates(network, now.state.learner.parameters, streams, rooms, task)):
+                gates[layer][:, done, task] = weights
     return replace(now, accuracy=accuracy, logits=tuple(logits), gates=tuple(gates))
-
-
-def _over_seeds(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:
-    """Maps a function over the leading axis of its arguments, on all devices.
-
-    Not where a device has one seed, so that branches stay branches there.
-    """
-
-    def alone(*arguments: Any) -> Any:
-        result = function(*jax.tree.map(lambda a: a[0], arguments))
-        return jax.tree.map(lambda a: a[None], result)
-
-    mesh = _mesh(seeds)
-    mapped = alone if seeds == mesh.size else jax.vmap(function)
-    if mesh.size == 1:
-        return mapped
-    return jax.shard_map(mapped, mesh=mesh, in_specs=SEEDS, out_specs=SEEDS, check_vma=False)
-
-
-def _mesh(seeds: int) -> jax.sharding.Mesh:
-    """The devices that share the seeds evenly: as many as that is possible with."""
-    devices = jax.local_devices()
-    count = max(n for n in range(1, min(seeds, len(devices)) + 1) if seeds % n == 0)
-    return jax.sharding.Mesh(np.array(devices[:count]), ("S",))
-
-
-def _placed(tree: Any, seeds: int) -> Any:
-    """The same arrays, each seed's part on its device."""
-    mesh = _mesh(seeds)
-    return tree if mesh.size == 1 else jax.device_put(tree, jax.sharding.NamedSharding(mesh, SEEDS))
 
 
 @eqx.filter_jit
 def _init(method: Method, keys: PRNGKeyArray) -> State:
-    return _over_seeds(method.init, len(keys))(keys)
+    return over_seeds(method.init, len(keys))(keys)
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _consolidate(fixed: tuple[Method, Int[Array, ""]], state: State) -> State:
-    method, task = fixed
-    seeds = len(jax.tree.leaves(state)[0])
-    return _over_seeds(lambda state: method.consolidate(state, task), seeds)(state)
+def _consolidate(fixed: tuple[Method, PRNGKeyArray, Array, Array, Batch], state: State) -> State:
+    method, keys, phase, steps, batches = fixed
+
+    def end(state: State, key: PRNGKeyArray, batch: Batch) -> State:
+        key = jax.random.fold_in(jax.random.fold_in(key, phase + 1), steps)  # as that of a step after the last
+        return method.consolidate(state, batch, key)
+
+    return over_seeds(end, len(keys))(state, keys, batches)
 
 
 class _Chunk(NamedTuple):
@@ -222,34 +209,44 @@ def _compiled() -> Callable[..., Any]:
     return eqx.filter_jit(_advance, donate="all-except-first", **options)
 
 
-def _advance(chunk: _Chunk, state: State) -> tuple[State, Float[Array, "S C"], Float[Array, " S"]]:
-    """The state after a chunk, in the memory of the state before it, the losses, and the sum of all parameters."""
+def _advance(chunk: _Chunk, state: State) -> tuple[State, dict[str, Float[Array, "S C"]], Float[Array, " S"]]:
+    """The state after a chunk, in the memory of the state before it, each step's scalars, the sum of all parameters."""
     method, keys, phase, first, steps, batches = chunk
 
-    def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, Float[Array, " C"], Float[Array, ""]]:
+    def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, dict[str, Array], Float[Array, ""]]:
         key = jax.random.fold_in(unrolled(key), phase + 1)
         draws = jax.vmap(lambda i, batch: method.draw(jax.random.fold_in(key, first + i), batch))
         drawn = _drawn(method, batches)
+        update = jax.jit(partial(_updated, method), inline=True)  # traced once, to know its scalars and to run it
 
-        def block(number: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
+        def block(number: Array, carry: tuple[State, dict[str, Array]]) -> tuple[State, dict[str, Array]]:
             start = number * drawn
             some = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, drawn), batches)
             noise = draws(start + jnp.arange(drawn), some)
 
-            def minibatch(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
-                state, losses = carry
+            def minibatch(i: Array, carry: tuple[State, dict[str, Array]]) -> tuple[State, dict[str, Array]]:
+                state, scalars = carry
                 batch = jax.tree.map(lambda a: a[start + i], batches)
-                state, info = method.update(state, batch, jax.tree.map(lambda a: a[i], noise))
-                return state, losses.at[start + i].set(info.loss)
+                state, found = update(state, batch, jax.tree.map(lambda a: a[i], noise))
+                return state, {name: values.at[start + i].set(found[name]) for name, values in scalars.items()}
 
             return jax.lax.fori_loop(0, jnp.minimum(drawn, steps - start), minibatch, carry)
 
-        state, losses = jax.lax.fori_loop(0, -(-steps // drawn), block, (state, jnp.zeros(len(batches.y))))
+        one = jax.tree.map(lambda a: a[0], batches)
+        found = jax.eval_shape(lambda state: update(state, one, method.draw(key, one))[1], state)
+        nothing = {name: jnp.zeros(len(batches.y), value.dtype) for name, value in found.items()}
+        state, scalars = jax.lax.fori_loop(0, -(-steps // drawn), block, (state, nothing))
         # The quickest way to read all parameters: the sum is not finite where one of them is not.
         total = jnp.stack([leaf.sum() for leaf in jax.tree.leaves(state.learner.parameters)]).sum()
-        return state, losses, total
+        return state, scalars, total
 
-    return _over_seeds(run, len(keys))(state, keys, batches)
+    return over_seeds(run, len(keys))(state, keys, batches)
+
+
+def _updated(method: Method, state: State, batch: Batch, noise: Any) -> tuple[State, dict[str, Array]]:
+    """The state after a minibatch, and what there is to see of it."""
+    state, info = method.update(state, batch, noise)
+    return state, {**info.scalars, "loss": info.loss}
 
 
 def _drawn(method: Method, batches: Batch) -> int:
@@ -259,61 +256,6 @@ def _drawn(method: Method, batches: Batch) -> int:
     return next(n for n in (20, 10, 4, 2, 1) if n * each <= MANY or n == 1)
 
 
-@eqx.filter_jit
-def _correct(
-    network: Network, parameters: Parameters, task: Int[Array, ""], x: Array, y: Int[Array, "S B"]
-) -> Int[Array, " S"]:
-    def count(parameters: Parameters, x: Array, y: Array) -> Array:
-        return (network.predict(parameters, task, x).argmax(axis=1) == y).sum()
-
-    return _over_seeds(count, len(y))(parameters, x, y)
-
-
-def _evaluate(
-    network: Network,
-    parameters: Parameters,
-    streams: Sequence[Stream],
-    rooms: "Sequence[_Room]",
-    task: int,
-    limit: int | None = None,
-) -> Float[np.ndarray, " S"]:
-    """Each seed's accuracy on a task's test examples, or on the first few."""
-    tests = [stream[task].test for stream in streams]
-    sizes = np.array([len(test) for test in tests]) if limit is None else np.full(len(tests), limit)
-    correct = np.zeros(len(tests), int)
-    few = 1 << (max(map(len, tests)) - 1).bit_length()  # few different sizes: each is compiled
-    count = min(TEST_BATCH, few, max(_fitting(network), 1))
-    for start in range(0, max(sizes), count):
-        places = np.arange(start, start + count)
-        each = zip(tests, sizes, rooms, strict=True)
-        parts = [_padded(test, places, size, room) for test, size, room in each]
-        x, y = _placed(_stacked(parts), len(parts))
-        correct += np.asarray(_correct(network, parameters, jnp.array(task), x, y))
-    return correct / sizes
-
-
-def _padded(examples: Examples, places: np.ndarray, stop: int, room: "_Room") -> tuple[np.ndarray, np.ndarray]:
-    """The test examples at `places`; from `stop` on, ones that no prediction gets right."""
-    x, y = examples.take(np.minimum(places, len(examples) - 1), room)
-    return x, np.where(places < stop, y, -1)
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    """The arrays of all seeds, with an axis for them."""
-    return jax.tree.map(lambda *arrays: arrays[0][None] if len(arrays) == 1 else np.stack(arrays), *trees)
-
-
-@eqx.filter_jit
-def _routing(network: Network, parameters: Parameters) -> list[tuple[Array, Array]]:
-    """The logits and gates of each layer that has a router."""
-
-    def show(parameters: Parameters) -> list[tuple[Array, Array]]:
-        gates = network.probabilities(parameters)
-        return [(r.logits, g) for r, g in zip(parameters.router, gates, strict=True) if r is not None]
-
-    return _over_seeds(show, len(jax.tree.leaves(parameters)[0]))(parameters)
-
-
 def _check_finite(losses: np.ndarray, seeds: Sequence[int], task: int, first: int) -> None:
     bad = np.argwhere(~np.isfinite(losses))
     if len(bad):
@@ -321,82 +263,11 @@ def _check_finite(losses: np.ndarray, seeds: Sequence[int], task: int, first: in
         raise Diverged(seeds[seed], task, first + int(step), float(losses[seed, step]))
 
 
-def _fitting(network: Network) -> int:
-    """How many inputs may be laid out at a time."""
-    return ROOM // (math.prod(network.spec.shape) * np.dtype(np.float32).itemsize)
-
-
-class _Room:
-    """Memory that is filled again and again: the system takes longer to hand out as much anew.
-
-    What was there before must not be needed any more: a chunk is laid out when the one before has been learned.
-    """
-
-    def __init__(self):
-        self.bytes = np.empty(0, np.uint8)
-
-    def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array in this memory, placed so that JAX uses it as it is, without a copy."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if len(self.bytes) < size + ALIGNED:
-            self.bytes = np.empty(size + ALIGNED, np.uint8)
-        start = -self.bytes.ctypes.data % ALIGNED
-        return self.bytes[start : start + size].view(dtype).reshape(shape)
-
-
-class _Feed:
-    """The minibatches of a phase, for one seed: every example once an epoch, in random order."""
-
-    def __init__(
-        self, stream: Stream, tasks: Sequence[int], seed: int, phase: int, batch: int, epochs: int, room: "_Room"
-    ):
-        self.room = room
-        self.joint, self.tasks, self.seed, self.phase, self.batch = stream.joint, tasks, seed, phase, batch
-        self.parts = [stream[task].train for task in tasks]
-        self.starts = np.cumsum([0, *(len(part) for part in self.parts)])
-        self.per_epoch = -(-int(self.starts[-1]) // batch)
-        self.steps = self.per_epoch * epochs
-        self.epoch, self.epoch_order = -1, np.empty(0, int)
-
-    def order(self, epoch: int) -> Int[np.ndarray, "minibatches B"]:
-        """The examples of an epoch's minibatches; -1 fills up the last one."""
-        if epoch != self.epoch:
-            total = int(self.starts[-1])
-            order = np.random.default_rng([11, self.seed, self.phase, epoch]).permutation(total)
-            padding = np.full(self.per_epoch * self.batch - total, -1)
-            self.epoch = epoch
-            self.epoch_order = np.concatenate([order, padding]).reshape(self.per_epoch, self.batch)
-        return self.epoch_order
-
-    def minibatches(self, start: int, count: int) -> Batch:
-        """The `count` minibatches from `start` on; past the phase's end, any."""
-        epoch, place = np.divmod(np.minimum(np.arange(start, start + count), self.steps - 1), self.per_epoch)
-        index = np.concatenate([self.order(int(now))[place[epoch == now]] for now in np.unique(epoch)])
-        flat = np.maximum(index, 0).ravel()
-        part = np.searchsorted(self.starts, flat, side="right") - 1
-        if len(self.parts) == 1:
-            x, y = self.parts[0].take(flat, self.room)
-        else:
-            pieces = {i: self.parts[i].take(flat[part == i] - self.starts[i]) for i in np.unique(part)}
-            dtype = np.result_type(*(inputs for inputs, _ in pieces.values()))
-            x, y = self.room((len(flat), *self.parts[0].x.shape[1:]), dtype), np.empty(len(flat), np.int32)
-            for i, piece in pieces.items():
-                x[part == i], y[part == i] = piece
-        task = np.asarray(self.tasks, np.int32)[part].reshape(index.shape)
-        parts: Any = (  # NumPy arrays here, JAX arrays in the compiled loop
-            x.reshape(*index.shape, *x.shape[1:]),
-            y.reshape(index.shape),
-            task if self.joint else task[:, 0],
-            (index >= 0).astype(np.float32),
-        )
-        return Batch(*parts)
-
-
 def _feeds(
-    streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: int, epochs: int, rooms: "Sequence[_Room]"
-) -> list[_Feed]:
+    streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: int, epochs: int, rooms: Sequence[Room]
+) -> list[Feed]:
     feeds = [
-        _Feed(stream, stream.phases[phase], seed, phase, batch, epochs, room)
+        Feed(stream, stream.phases[phase], seed, phase, batch, epochs, room)
         for stream, seed, room in zip(streams, seeds, rooms, strict=True)
     ]
     if len({feed.steps for feed in feeds}) > 1:
@@ -404,5 +275,5 @@ def _feeds(
     return feeds
 
 
-def _lay_out(feeds: Sequence[_Feed], start: int, count: int) -> Batch:
-    return _placed(_stacked([feed.minibatches(start, count) for feed in feeds]), len(feeds))
+def _lay_out(feeds: Sequence[Feed], start: int, count: int) -> Batch:
+    return placed(stacked([feed.minibatches(start, count) for feed in feeds]), len(feeds))

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -32,6 +32,13 @@ def check_positive(field: str, value: int, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise Invalid(field, value, f"choose a whole number of at least {least}")
     return int(value)
+
+
+def check_rate(field: str, value: float) -> float:
+    """Returns `value` if it is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < float("inf"):
+        raise Invalid(field, value, "choose a number of at least 0")
+    return float(value)
 
 
 class Diverged(ArithmeticError):

@@ -1,14 +1,17 @@
 """The episodic memory: a reservoir that holds every example seen so far with the same probability (Vitter 1985).
 
+Beside each example it can hold further columns that a method names, as the logits that its network gave.
+
 Axes: N places, B examples of a batch.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped, UInt32
 
 from cotrain.data.batch import Batch
 from cotrain.data.stream import Spec
@@ -23,6 +26,8 @@ class Memory(NamedTuple):
     task: Int[Array, " N"]
     seen: Int[Array, ""]  # examples offered so far; the first min(seen, N) places are filled
     next: Batch  # what will be replayed next, with weight 0 while there is nothing
+    columns: dict[str, Shaped[Array, "N ..."]]  # what else is held of each example
+    next_columns: dict[str, Shaped[Array, "B ..."]]
 
 
 class Reservoir(eqx.Module):
@@ -31,14 +36,17 @@ class Reservoir(eqx.Module):
     capacity: int = eqx.field(static=True)
     batch: int = eqx.field(static=True)
 
-    def init(self, spec: Spec) -> Memory:
-        """An empty memory: M ← {}."""
+    def init(self, spec: Spec, **columns: tuple[int, ...]) -> Memory:
+        """An empty memory: M ← {}; `columns` are the shapes of what else it holds of an example."""
 
         def blank(size: int) -> tuple[Array, Array, Array]:
             return jnp.zeros((size, *spec.shape)), jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.int32)
 
         nothing = Batch(*blank(self.batch), weight=jnp.zeros(self.batch))
-        return Memory(*blank(self.capacity), seen=jnp.zeros((), jnp.int32), next=nothing)
+        held, drawn = (
+            {name: jnp.zeros((size, *shape)) for name, shape in columns.items()} for size in (self.capacity, self.batch)
+        )
+        return Memory(*blank(self.capacity), jnp.zeros((), jnp.int32), nothing, held, drawn)
 
     def draw(self, key: PRNGKeyArray, size: int) -> tuple[UInt32[Array, "size 2"], UInt32[Array, "B 2"]]:
         """The random bits that adding `size` examples takes: to place them, and to pick the next batch."""
@@ -53,8 +61,17 @@ class Reservoir(eqx.Module):
         """
         return memory.next
 
-    def add(self, memory: Memory, batch: Batch, bits: tuple[Array, Array]) -> Memory:
-        """Offers a batch to the memory, as if its examples came one by one: M ← M ∪ (x, y)."""
+    def columns(self, memory: Memory) -> dict[str, Shaped[Array, "B ..."]]:
+        """What else is held of the examples of `sample`."""
+        return memory.next_columns
+
+    def add(
+        self, memory: Memory, batch: Batch, bits: tuple[Array, Array], columns: Mapping[str, Array] | None = None
+    ) -> Memory:
+        """Offers a batch to the memory, as if its examples came one by one: M ← M ∪ (x, y).
+
+        `columns` has what the memory is to hold of each example besides, by the names that `init` was given.
+        """
         real = batch.weight > 0
         seen = memory.seen + jnp.cumsum(real, dtype=memory.seen.dtype)  # with each example
         place = jnp.where(seen <= self.capacity, seen - 1, below(seen, bits[0]))
@@ -64,14 +81,19 @@ class Reservoir(eqx.Module):
         x = memory.x.at[place].set(batch.x, mode="drop")
         y = memory.y.at[place].set(batch.y, mode="drop")
         task = memory.task.at[place].set(batch.tasks, mode="drop")
+        held = {name: old.at[place].set((columns or {})[name], mode="drop") for name, old in memory.columns.items()}
 
         filled = jnp.minimum(seen[-1], self.capacity)
         picked = below(jnp.broadcast_to(filled, self.batch), bits[1])
         weight = jnp.broadcast_to(filled > 0, self.batch).astype(x.dtype)
-        return Memory(x, y, task, seen[-1], Batch(x[picked], y[picked], task[picked], weight))
+        drawn = {name: column[picked] for name, column in held.items()}
+        return Memory(x, y, task, seen[-1], Batch(x[picked], y[picked], task[picked], weight), held, drawn)
 
 
-def reservoir(capacity: int = 1000, batch: int = 10) -> Reservoir:
+CAPACITY, BATCH = 1000, 10
+
+
+def reservoir(capacity: int = CAPACITY, batch: int = BATCH) -> Reservoir:
     """A memory of `capacity` examples, kept by reservoir sampling, from which `batch` are replayed at a time."""
     return Reservoir(check_positive("memory", capacity), check_positive("memory_batch", batch))
 

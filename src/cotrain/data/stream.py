@@ -172,7 +172,7 @@ def permuted(
         order = np.random.default_rng([seed, task]).permutation(dataset.train_x[0].size)
         return lambda x: np.take(x.reshape(len(x), -1), order, axis=1).reshape(x.shape)
 
-    return _transformed(dataset, tasks, transform, examples, test_examples, seed)
+    return transformed(dataset, tasks, transform, examples, test_examples, seed)
 
 
 def rotated(
@@ -192,7 +192,7 @@ def rotated(
         turn = rotation(dataset.train_x.shape[1:], task * step)
         return lambda x: (turn @ x.reshape(len(x), -1).T).T.reshape(x.shape)
 
-    return _transformed(dataset, tasks, transform, examples, test_examples, seed)
+    return transformed(dataset, tasks, transform, examples, test_examples, seed)
 
 
 def rotation(shape: tuple[int, ...], degrees: float) -> scipy.sparse.csr_array:
@@ -222,11 +222,15 @@ def split(
     dataset: Dataset,
     tasks: int = 5,
     *,
+    all_classes: bool = False,
     examples: int | None = None,
     test_examples: int | None = None,
     seed: int = 0,
 ) -> Stream:
-    """Each task tells an equal share of the classes apart, in their natural order; labels count from 0 in each."""
+    """Each task tells an equal share of the classes apart, in their natural order.
+
+    Labels count from 0 in each task, unless `all_classes`: then they stay as they are.
+    """
     share = share_of(dataset.classes, tasks)
     _check_examples(dataset, examples, test_examples)
 
@@ -234,14 +238,15 @@ def split(
         def part(x: np.ndarray, y: np.ndarray, limit: int | None, name: str) -> Examples:
             mine = np.flatnonzero(y // share == task)
             chosen = mine[_choice(len(mine), limit, [seed, task, name == "test"])]
-            return Examples(x[chosen], y[chosen] - np.uint8(task * share), name=f"task {task} {name}")
+            first = np.uint8(0 if all_classes else task * share)
+            return Examples(x[chosen], y[chosen] - first, name=f"task {task} {name}")
 
         return Task(
             part(dataset.train_x, dataset.train_y, examples, "train"),
             part(dataset.test_x, dataset.test_y, test_examples, "test"),
         )
 
-    return Stream(Spec(dataset.train_x.shape[1:], share, tasks), make)
+    return Stream(Spec(dataset.train_x.shape[1:], dataset.classes if all_classes else share, tasks), make)
 
 
 def share_of(classes: int, tasks: int) -> int:
@@ -252,7 +257,7 @@ def share_of(classes: int, tasks: int) -> int:
     return classes // tasks
 
 
-def _transformed(
+def transformed(
     dataset: Dataset,
     tasks: int,
     transform: Callable[[int], Transform | None],

@@ -4,13 +4,12 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 
 import jax
 from platformdirs import user_cache_path
 
-from cotrain.experiments.config import Config
+from cotrain.experiments.config import Config, all_options
 
 EVERYTHING = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
@@ -37,10 +36,12 @@ def share_compiled() -> None:
             jax.config.update(option, value)
 
 
-def shape_of(config: Config, chunk: int, seeds: int = 1) -> str:
+def shape_of(config: Config, chunk: int | None, seeds: int = 1) -> str:
     """A name that runs share if one compiled program does for all of them; rates and noise are its arguments."""
-    traced = {field.name for field in fields(Config) if field.type in (float, float | None)}
-    static = {name: value for name, value in config.record().items() if name not in traced | {"stream_seed"}}
+    flat = config.flat
+    kinds = {option.name: option.type for _, option in all_options(flat)}
+    traced = {name for name, kind in kinds.items() if kind in (float, float | None)}
+    static = {name: value for name, value in flat.items() if name not in traced | {"stream_seed"}}
     return hashlib.sha256(repr((static, chunk, seeds)).encode()).hexdigest()[:16]
 
 

@@ -19,13 +19,14 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
+from cotrain.choice import flattened
 from cotrain.engine import Snapshot
 from cotrain.errors import Damaged, Invalid
 from cotrain.experiments import provenance
 from cotrain.experiments.files import read_bytes, write_bytes
 from cotrain.experiments.result import NUMERICS
 
-FORMAT = 1
+FORMAT = 2  # the first had other names for its arrays, and another form of configuration
 LIMIT = 1 << 34  # bytes
 HEADER = b'{"__metadata__":{"cotrain":"'  # after 8 bytes for the length of the header
 DIGEST = slice(8 + len(HEADER), 8 + len(HEADER) + 64)
@@ -56,8 +57,9 @@ def decode(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarra
         header = json.loads(bytes(view[8 : 8 + int.from_bytes(view[:8], "little")]))
         notes = json.loads(header["__metadata__"]["cotrain"][64:])
         version = notes["format"]
-        if isinstance(version, int) and version > FORMAT:
-            raise Invalid("checkpoint", str(path), f"its format is {version}, of a newer cotrain; this reads {FORMAT}")
+        if isinstance(version, int) and version != FORMAT:
+            other = "a newer" if version > FORMAT else "an older"
+            raise Invalid("checkpoint", str(path), f"its format is {version}, of {other} cotrain; this reads {FORMAT}")
         return notes, {name: _array(entry) for name, entry in deserialize(data)}
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, Invalid):
@@ -228,7 +230,8 @@ def _difference(name: str, found: Any, wanted: Any) -> str:
     if name == "data":
         return f"{wanted['name']} is not the file that it was"
     if isinstance(found, dict) and isinstance(wanted, dict):
-        for key in wanted.keys() | found.keys():
+        found, wanted = flattened(found), flattened(wanted)
+        for key in [*wanted, *found]:
             if found.get(key) != wanted.get(key):
                 return f"{key} {found.get(key)!r}, not {wanted.get(key)!r}"
     return f"{name} {found!r}, not {wanted!r}"

@@ -1,149 +1,187 @@
-"""What a run is, in words and numbers: the configuration, which is also the command line and its help."""
+"""What a run is, in words and numbers: a benchmark, a network and a method, each with options of its own."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from cotrain.errors import Invalid, check_name, check_positive
+from cotrain.choice import (
+    Choice,
+    NoOption,
+    Option,
+    Table,
+    add,
+    choose,
+    entry_of,
+    fitted,
+    known_options,
+    meanings,
+    options_of,
+    read,
+)
+from cotrain.data import BENCHMARKS
+from cotrain.errors import Invalid, check_positive
+from cotrain.experiments.migration import is_old, migrated
+from cotrain.methods import METHODS, OPTIMIZERS
+from cotrain.networks import NETWORKS, ROUTERS, SAMPLINGS
 
-
-class Benchmark(NamedTuple):
-    """A stream by its name."""
-
-    stream: str
-    dataset: str
-    tasks: int  # by default
-
-
-BENCHMARKS = {
-    "rotated-mnist": Benchmark("rotated", "mnist", 20),
-    "permuted-mnist": Benchmark("permuted", "mnist", 20),
-    "split-mnist": Benchmark("split", "mnist", 5),
-    "rotated-fashion-mnist": Benchmark("rotated", "fashion-mnist", 20),
-    "permuted-fashion-mnist": Benchmark("permuted", "fashion-mnist", 20),
-    "split-fashion-mnist": Benchmark("split", "fashion-mnist", 5),
+PARTS: dict[str, tuple[Table, str]] = {  # with what they are by default
+    "benchmark": (BENCHMARKS, "rotated-mnist"),
+    "network": (NETWORKS, "routing-network"),
+    "method": (METHODS, "cotraining"),
 }
-METHODS = {
-    "finetune": "plain gradient descent; nothing against forgetting",
-    "replay": "each minibatch, then one from a reservoir of earlier examples",
-    "cotraining": "replay, then a step of the experts that no task uses (the paper's method)",
-    "private": "a control: each task has its own expert; no routing, no forgetting",
-    "joint": "a control: all tasks shuffled together; the ceiling",
+TABLES: dict[str, Table] = {  # all of them
+    "benchmark": BENCHMARKS,
+    "network": NETWORKS,
+    "router": ROUTERS,
+    "sampling": SAMPLINGS,
+    "method": METHODS,
+    "optimizer": OPTIMIZERS,
 }
-NETWORKS = {
-    "routing-network": "layers of experts, of which a router picks k for each task",
-    "shared-bottom": "a dense network under the tasks' heads",
-}
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
 
 @dataclass(frozen=True)
-class Config:
-    """A benchmark, a network and a method; the defaults are the paper's, or our reading of it."""
+class Schedule:
+    """How a method is fed, and tested."""
 
-    benchmark: str = "rotated-mnist"
-    """stream of tasks: rotated-, permuted- or split-, mnist or fashion-mnist"""
-    method: str = "cotraining"
-    """how to learn: finetune, replay, cotraining, private or joint"""
-    network: str = "routing-network"
-    """what learns: routing-network or shared-bottom"""
-    arrays: str | None = None
-    """your own tasks instead of a benchmark: an .npz file with train_x_0, train_y_0, test_x_0, test_y_0, …"""
-
-    tasks: int | None = None
-    """number of tasks; by default 20, or 5 for split benchmarks"""
-    examples: int | None = None
-    """training examples per task; by default all"""
-    test_examples: int | None = None
-    """test examples per task; by default all"""
-    validation: int | None = None
-    """keep this many training images apart and test on those, for choosing options; by default test on the test set"""
-    epochs: int = 1
-    """passes over each task"""
     batch: int = 10
     """examples of a minibatch"""
-    stream_seed: int | None = None
-    """what makes the tasks; by default the run's seed, which is the same for every method"""
-    permute_first: bool = False
-    """permute the first task of a permuted benchmark too"""
-    rotation_step: float = 9.0
-    """degrees between one task and the next of a rotated benchmark"""
-
-    hidden: tuple[int, ...] = (256, 256)
-    """units of the shared bottom's layers; their parameters are the routing network's budget"""
-    layers: int = 2
-    """layers of the routing network"""
-    experts: int = 20
-    """experts of a layer"""
-    k: int = 4
-    """experts that a task uses at once in a layer"""
-    units: int | None = None
-    """units of an expert; by default as many as the shared bottom's parameter count allows"""
-    sampling: str = "gaussian"
-    """how routes are sampled while training: gaussian, noisy-top-k, gumbel or none"""
-    noise: float = 0.05
-    """standard deviation (or Gumbel scale) of the noise that samples routes"""
-    gates: str = "chosen"
-    """an expert's weight is its softmax among the chosen experts, or among all"""
-    noisy_gates: bool = False
-    """take the noisy logits for the gates too"""
-    aggregation: str = "sum"
-    """how the experts' outputs are put together: sum or concatenate"""
-    activate_after: bool = False
-    """apply ReLU after the experts' outputs are put together, not in each expert"""
-
-    lr: float = 0.1
-    """learning rate of experts and heads"""
-    router_lr: float | None = None
-    """learning rate of the router; by default lr"""
-    memory_lr: float | None = None
-    """learning rate in the step on replayed examples; by default lr"""
-    cotraining_lr: float | None = None
-    """learning rate in the co-training step; by default lr"""
-    cotrain_heads: bool = False
-    """let the co-training step move the heads too"""
-    optimizer: str = "sgd"
-    """sgd, momentum, adam or adamw"""
-    memory: int = 1000
-    """examples that the replay memory holds"""
-    memory_batch: int = 10
-    """examples replayed after each minibatch"""
-
+    epochs: int = 1
+    """passes over each task"""
     evaluate_all: bool = False
     """evaluate on tasks to come as well, for forward transfer"""
 
-    def check(self) -> None:
-        """Refuses what can be refused without data or networks."""
-        for field, known in (
-            ("benchmark", BENCHMARKS),
-            ("method", METHODS),
-            ("network", NETWORKS),
-            ("optimizer", OPTIMIZERS),
-        ):
-            check_name(field, getattr(self, field), known)
-        for field in ("epochs", "batch", "memory", "memory_batch"):
-            check_positive(field, getattr(self, field))
-        for field in ("tasks", "examples", "test_examples", "validation", "units"):
-            if getattr(self, field) is not None:
-                check_positive(field, getattr(self, field))
-        for field in ("tasks", "examples", "test_examples", "validation"):
-            if self.arrays is not None and getattr(self, field) is not None:
-                raise Invalid(field, getattr(self, field), "with your own arrays, leave it out")
-        if self.stream_seed is not None:
-            check_positive("stream_seed", self.stream_seed, least=0)
-        if self.method == "private" and self.network == "shared-bottom":
-            raise Invalid("network", self.network, "private experts need a routing-network")
+    def __post_init__(self):
+        check_positive("batch", self.batch)
+        check_positive("epochs", self.epochs)
 
-    def record(self) -> dict[str, Any]:
-        """The configuration as it is written to and read from JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+@dataclass(frozen=True, init=False)
+class Config:
+    """A benchmark, a network and a method; the defaults are the paper's, or our reading of it.
+
+    It is made from options by their names, `Config(method="replay", lr=0.05)`: each belongs to one of the parts.
+    """
+
+    benchmark: Choice
+    network: Choice
+    method: Choice
+    schedule: Schedule
+
+    def __init__(self, **options: Any):
+        given = _with_benchmark(options)
+        parts = {kind: choose(kind, given.pop(kind, usual), table, given) for kind, (table, usual) in PARTS.items()}
+        schedule = _schedule(given)
+        for name, value in given.items():
+            raise no_option(name, value, options)
+        self._set(**parts, schedule=schedule)
+
+    def _set(self, **parts: Any) -> None:
+        for name, value in parts.items():
+            object.__setattr__(self, name, value)
+        _ = self.flat  # in which each name occurs once
+
+    @staticmethod
+    def read(record: Any) -> "Config":
+        """The configuration that `record` made, or an earlier version; nothing of somebody's own is imported."""
+        if is_old(record):
+            return Config(**migrated(record, known_names))
+        if not isinstance(record, dict):
+            raise Invalid("config", record, "a record of a configuration is a table")
+        rest = {name: value for name, value in record.items() if name not in PARTS}
+        parts = {kind: read(kind, record.get(kind), table) for kind, (table, _) in PARTS.items()}
+        schedule = _schedule(rest)
+        for name, value in rest.items():
+            raise NoOption(name, value, "a record has it in the part that it belongs to")
+        config = object.__new__(Config)
+        config._set(**parts, schedule=schedule)
+        return config
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """All options by their names."""
+        named: dict[str, Any] = {}
+        for kind in PARTS:
+            add(named, getattr(self, kind).flat(kind))
+        add(named, vars(self.schedule))
+        return named
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is not as by default, as in `record`."""
-        usual = Config().record()
-        return {name: value for name, value in self.record().items() if value != usual[name]}
+        """What is not as by default, for JSON."""
+        named: dict[str, Any] = {}
+        for kind, (_, usual) in PARTS.items():
+            add(named, getattr(self, kind).changed(kind, usual))
+        usual = vars(Schedule())
+        named |= {name: value for name, value in vars(self.schedule).items() if value != usual[name]}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
+
+    def record(self) -> dict[str, Any]:
+        """The configuration as it is written to and read from JSON and TOML."""
+        return {**{kind: getattr(self, kind).nested() for kind in PARTS}, **vars(self.schedule)}
+
+    def but(self, **options: Any) -> "Config":
+        """The same with other options; those that another part does not have are left out."""
+        wanted = {**self.flat, **options}
+        names = known_names(wanted)
+        return Config(**{name: value for name, value in wanted.items() if name in names or name in options})
 
     @property
-    def task_count(self) -> int:
-        """The number of tasks."""
-        return BENCHMARKS[self.benchmark].tasks if self.tasks is None else self.tasks
+    def joint(self) -> bool:
+        """Whether all tasks are learned at once."""
+        return self.method.name == "joint"
+
+
+def all_options(given: Mapping[str, Any]) -> Iterator[tuple[str, Option]]:
+    """All options that there are with the parts that are given, each with the choice that it belongs to."""
+    given = _with_benchmark(given)
+    for kind, (table, usual) in PARTS.items():
+        yield from known_options(kind, usual, table, given)
+    yield from (("training", option) for option in options_of(Schedule))
+
+
+def meanings_of(given: Mapping[str, Any]) -> dict[str, str]:
+    """What all those options mean."""
+    known = dict(meanings(Schedule))
+    for kind, option in all_options(given):
+        if option.name == kind and option.table is not None:
+            known |= meanings(entry_of(kind, given.get(kind, option.default), option.table))
+    return known
+
+
+def known_names(given: Mapping[str, Any]) -> set[str]:
+    """Their names."""
+    return {option.name for _, option in all_options(given)}
+
+
+def every_name() -> set[str]:
+    """All options of everything that can be chosen."""
+    known = {option.name for option in options_of(Schedule)}
+    for kind, table in TABLES.items():
+        for name in table:
+            known |= {option.name for _, option in known_options(kind, name, table, {kind: name})}
+    return known
+
+
+def _schedule(given: dict[str, Any]) -> Schedule:
+    """The schedule; takes its options from `given`."""
+    known = [one for one in options_of(Schedule) if one.name in given]
+    return Schedule(**{one.name: fitted(one.name, given.pop(one.name), one.type) for one in known})
+
+
+def _with_benchmark(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Own arrays are a benchmark, whether it is named or not."""
+    return {**({"benchmark": "arrays"} if "arrays" in options else {}), **options}
+
+
+def no_option(name: str, value: Any, given: Mapping[str, Any]) -> NoOption:
+    """The refusal of an option that nothing has that is chosen."""
+    chosen = [f"{kind} {given.get(kind, known.default)}" for kind, known in all_options(given) if known.name == kind]
+    owners = [
+        f"{kind} {entry}"
+        for kind, table in TABLES.items()
+        for entry in table
+        if f"{kind} {entry}" not in chosen
+        and any(option.name == name for _, option in known_options(kind, entry, table, {kind: entry}))
+    ]
+    has = f"; it is one of {', '.join(owners)}" if owners else ""
+    return NoOption(name, value, f"there is no such option with {', '.join(chosen)}{has}")

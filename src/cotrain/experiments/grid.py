@@ -1,4 +1,4 @@
-"""Runs all cells of some tables over seeds, keeps each run in a store, and goes on where it was interrupted."""
+"""Runs all cells of a sweep over seeds, keeps each run in a store, and goes on where it was interrupted."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -8,11 +8,11 @@ from typing import Any
 
 from cotrain.experiments.files import leftovers, write_record
 from cotrain.experiments.keep import Keep, tidy
-from cotrain.experiments.paper import Cell
 from cotrain.experiments.pool import Job
 from cotrain.experiments.progress import Display
 from cotrain.experiments.run import run_jobs
 from cotrain.experiments.store import Store
+from cotrain.experiments.sweep import Cell
 
 COSTS = {"replay": 2.0, "cotraining": 3.0}  # in steps of gradient descent a minibatch; 1 for the others
 
@@ -70,7 +70,7 @@ def _run(
 ) -> Iterator[dict[str, str] | None]:
     """Runs jobs and keeps what comes of them; yields for each how it failed, or None."""
     unlike = _told_apart(names)
-    costs = {unlike[job]: COSTS.get(job.config.method, 1.0) for job in jobs}
+    costs = {unlike[job]: COSTS.get(job.config.method.name, 1.0) for job in jobs}
     bars = sys.stderr.isatty() if progress is None else progress
     with Display(costs, bars, ends=True) as display:
         runs = run_jobs(
@@ -88,7 +88,7 @@ def _run(
                     display.end(unlike[job], f"failed: {outcome}", failed=True)
                     yield {"run": unlike[job], "error": str(outcome)}
                 else:
-                    spent = sum(outcome.seconds.values())
+                    spent = sum(spent for part, spent in outcome.seconds.items() if part != "from_step")
                     note = "" if outcome.bwt != outcome.bwt else f", BWT {outcome.bwt:.3f}"
                     display.end(unlike[job], f"ACC {outcome.acc:.3f}{note} in {spent:.0f} s")
                     yield None

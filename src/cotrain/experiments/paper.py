@@ -1,9 +1,11 @@
-"""The paper's grid: its five methods and two controls on its two benchmarks, as the paper has them and tuned."""
+"""The paper's grid: its five methods and two controls on its two benchmarks, as the paper has them and tuned.
 
-import json
-from dataclasses import replace
+`paper.toml` has it as a sweep; here are the names by which a report knows its methods.
+"""
+
 from importlib import resources
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from cotrain.experiments.config import Config
 
@@ -17,8 +19,7 @@ METHODS = {  # as the paper calls them -> network and method
     "private": ("routing-network", "private"),
     "joint": ("shared-bottom", "joint"),
 }
-TABLES = ("as-the-paper", "tuned")
-TUNED = resources.files("cotrain.experiments") / "tuned.json"  # written by `cotrain tune`
+GRID = Path(str(resources.files("cotrain.experiments") / "paper.toml"))
 
 
 class Scale(NamedTuple):
@@ -31,34 +32,21 @@ class Scale(NamedTuple):
 SCALES = {"quick": Scale(6000, 1), "single": Scale(None, 1), "paper": Scale(None, 15)}
 
 
-class Cell(NamedTuple):
-    """A cell of a table: a method on a benchmark."""
-
-    table: str
-    benchmark: str
-    method: str
-    config: Config
-
-
-def cells(scale: Scale) -> list[Cell]:
-    """All cells of both tables; the tuned one has those that were tuned."""
-    return [
-        Cell(table, benchmark, method, replace(preset(benchmark, method, table), examples=scale.examples))
-        for table in TABLES
-        for benchmark in BENCHMARKS
-        for method in METHODS
-        if table == "as-the-paper" or tuned(benchmark, method)
-    ]
-
-
-def preset(benchmark: str, method: str, table: str) -> Config:
-    """The configuration of a cell at full size: the defaults, or with what tuning found."""
+def preset(benchmark: str, method: str) -> Config:
+    """The configuration of a method of the grid as the paper has it, at full size."""
     network, name = METHODS[method]
-    config = Config(benchmark=benchmark, network=network, method=name)
-    return replace(config, **tuned(benchmark, method)) if table == "tuned" else config
+    return Config(benchmark=benchmark, network=network, method=name)
 
 
-def tuned(benchmark: str, method: str) -> dict[str, Any]:
-    """The options that tuning found for a method on a benchmark."""
-    found = json.loads(TUNED.read_text())["found"]
-    return found.get(benchmark, {}).get(method, {}).get("options", {})
+def names_of(config: Config) -> tuple[str, ...]:
+    """The names that make a method what it is."""
+    flat = config.flat
+    return tuple(flat.get(kind, "") for kind in ("network", "router", "method", "inner"))
+
+
+def label_of(config: Config) -> str:
+    """What the paper calls the method of a configuration; of others, what it is."""
+    for label in METHODS:
+        if names_of(preset(BENCHMARKS[0], label)) == names_of(config):
+            return label
+    return f"{config.method.name} on {config.network.name}"

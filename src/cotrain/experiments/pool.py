@@ -40,14 +40,14 @@ class Job(NamedTuple):
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.config.method} on {self.config.network}, seed {self.seed}"
+        return f"{self.config.method.name} on {self.config.network.name}, seed {self.seed}"
 
 
 class Settings(NamedTuple):
     """What all jobs have in common."""
 
     data_dir: Path | None
-    chunk: int
+    chunk: int | None
     keep: "Keep | None"
     jax: dict[str, Any]  # JAX's options, as they are in the parent
 
@@ -57,7 +57,7 @@ def execute(
     *,
     workers: int,
     data_dir: Path | None = None,
-    chunk: int = 2000,
+    chunk: int | None = None,
     keep: "Keep | None" = None,
     on_progress: Callable[[Job, "Done"], None] = lambda job, done: None,
     say: Callable[[str], None] = lambda line: None,

@@ -8,8 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cotrain.data.benchmarks import Arrays, Images
 from cotrain.data.fetch import SHA256
-from cotrain.experiments.config import BENCHMARKS, Config
+from cotrain.experiments.config import Config
 
 PACKAGES = ("cotrain", "jax", "jaxlib", "numpy", "scipy", "equinox", "optax")
 
@@ -27,12 +28,14 @@ def software() -> dict[str, str | None]:
     }
 
 
-def data(config: Config) -> dict[str, Any]:
-    """The data's name and the digests of its files."""
-    if config.arrays is not None:
-        return {"name": Path(config.arrays).name, "sha256": [_digest(Path(config.arrays))]}
-    name = BENCHMARKS[config.benchmark].dataset
-    return {"name": name, "sha256": list(SHA256[name])}
+def data(config: Config) -> dict[str, Any] | None:
+    """The data's name and the digests of its files; None for a benchmark of somebody's own."""
+    match config.benchmark.options:
+        case Arrays(arrays=file):
+            return {"name": Path(file).name, "sha256": [_digest(Path(file))]}
+        case Images(dataset=name):
+            return {"name": name, "sha256": list(SHA256[name])}
+    return None
 
 
 def _digest(path: Path) -> str | None:

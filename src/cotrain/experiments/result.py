@@ -26,8 +26,8 @@ class Result:
     seed: int
     accuracy: np.ndarray  # [T, T]: on task i after learning task t; NaN where it was not evaluated; [1, T] if joint
     initial: np.ndarray  # [T]: before learning anything
-    logits: tuple[np.ndarray, ...]  # [T, T, E] per layer with a router: after each task
-    gates: tuple[np.ndarray, ...]  # the routing probabilities, 0 off the routes
+    logits: tuple[np.ndarray, ...]  # [T, T, E] per layer with a router by task: after each task
+    gates: tuple[np.ndarray, ...]  # per layer with a router: the routing probabilities, 0 off the routes
     parameters: int
     seconds: dict[str, float]  # compiling, training, evaluating
 
@@ -74,9 +74,9 @@ class Result:
     def routing(self) -> dict[str, np.ndarray]:
         """What goes into `routing.npz`, per layer: gates and used experts after each task, logits after the last."""
         history = {}
-        for layer, (logits, gates) in enumerate(zip(self.logits, self.gates, strict=True)):
+        for layer, gates in enumerate(self.gates):
             history |= {f"gates_{layer}": gates, f"used_{layer}": metrics.used_experts(gates)}
-            history[f"logits_{layer}"] = logits[-1]
+            history |= {f"logits_{layer}": logits[-1] for logits in self.logits[layer : layer + 1]}
         return history
 
 
@@ -99,7 +99,7 @@ def save(result: Result, directory: Path, config: Config | None = None, data: di
     default, what it tells now.
     """
     files = {}
-    if result.logits:
+    if result.gates:
         routing = io.BytesIO()
         np.savez_compressed(routing, allow_pickle=False, **result.routing())
         write_bytes(directory / "routing.npz", routing.getvalue())

@@ -4,8 +4,8 @@ import json
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing
-from functools import partial
+from contextlib import ExitStack, closing, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from cotrain.experiments import provenance
 from cotrain.experiments.build import build
 from cotrain.experiments.cache import shape_of, share_compiled, turn_to_compile
 from cotrain.experiments.config import Config
+from cotrain.experiments.files import leftovers, write_bytes
 from cotrain.experiments.keep import Keep, kept
 from cotrain.experiments.pool import Job, execute, worker_count
 from cotrain.experiments.progress import Display, Done
 from cotrain.experiments.result import Result, Results
+from cotrain.experiments.toml import toml
 from cotrain.methods.method import Method
-from cotrain.networks.routing import parameter_count
+from cotrain.networks.routing_network import parameter_count
 
 EVENTS = {"compiled": "compiling", "trained": "training", "evaluated": "evaluating"}
 
@@ -37,7 +39,7 @@ def run(
     batch: int = 10,
     epochs: int = 1,
     evaluate_all: bool = False,
-    chunk: int = 2000,
+    chunk: int | None = None,
     at_once: bool | None = None,
     progress: bool | None = None,
     on_result: Callable[[Result], None] | None = None,
@@ -88,18 +90,26 @@ def run_config(
 ) -> Results:
     """Runs a configuration, and keeps each seed's checkpoints and result in a directory below `out` (see `run`).
 
+    `out`/config.toml is the configuration, for `cotrain run` to read.
+
     The other options are those of `run_jobs`. The first error ends all of it.
     """
     wanted, results = _listed(seeds), Results()
     keep = None if out is None else Keep(partial(seed_directory, out), resume, every, forget=False)
     jobs = {Job(config, seed): _name([seed]) for seed in wanted}
+    note = cache(partial(_note_config, config, out))  # when a run has begun: one that is refused is another's
     with Display(jobs.values(), sys.stderr.isatty() if progress is None else progress) as display:
+
+        def show(job: Job, done: Done) -> None:
+            note()
+            display.show(jobs[job], done)
+
         runs = run_jobs(
             list(jobs),
             data_dir,
             report,
             keep=keep,
-            on_progress=lambda job, done: display.show(jobs[job], done),
+            on_progress=show,
             say=display.say,
             **options,
         )
@@ -107,9 +117,22 @@ def run_config(
             for job, result in runs:
                 if isinstance(result, Exception):
                     raise result
+                note()
                 results.append(result)
                 display.end(jobs[job])
     return Results(sorted(results, key=lambda result: wanted.index(result.seed)))
+
+
+def _note_config(config: Config, out: Path | None) -> None:
+    """Writes a configuration beside its runs, if it is not there."""
+    if out is None:
+        return
+    path, text = out / "config.toml", f"{toml(config.record())}\n".encode(errors="surrogateescape")
+    for part in leftovers(out):
+        part.unlink(missing_ok=True)
+    if not (path.is_file() and path.read_bytes() == text):
+        with suppress(FileNotFoundError):  # a process at other seeds has tidied up just now, and writes the same
+            write_bytes(path, text)
 
 
 def seed_directory(out: Path, config: Config | None, seed: int) -> Path:
@@ -123,7 +146,7 @@ def run_jobs(
     report: Callable[[str], None] | None = None,
     *,
     keep: Keep | None = None,
-    chunk: int = 2000,
+    chunk: int | None = None,
     at_once: bool | None = None,
     workers: int | None = None,
     on_progress: Callable[[Job, Done], None] = lambda job, done: None,
@@ -139,8 +162,6 @@ def run_jobs(
     """
     workers = _workers(workers, len(jobs), at_once)
     configs = dict.fromkeys(job.config for job in jobs)
-    for config in configs:
-        config.check()
     share_compiled()
 
     def try_out() -> None:
@@ -173,13 +194,13 @@ def run_seeds(
     method: Method,
     stream: Callable[[int], Stream],
     seeds: list[int],
-    chunk: int,
+    chunk: int | None,
     show: Callable[[Done], None],
     say: Callable[[str], None] = lambda line: None,
     keep: Keep | None = None,
 ) -> list[Result]:
     """Seeds of a configuration at once, in this process, with what `build` made of it."""
-    options = {"batch": config.batch, "epochs": config.epochs, "evaluate_all": config.evaluate_all, "chunk": chunk}
+    options = {**vars(config.schedule), "chunk": chunk}
     return _run_group(method, stream, seeds, options, show, say, keep, config)
 
 

@@ -36,7 +36,7 @@ def gently() -> Iterator[None]:
         ask(number)
         os.write(2, b"\nstopping after this chunk; once more to stop at once\n")
 
-    known = (signal.SIGINT, signal.SIGTERM)
+    known = (signal.SIGINT, signal.SIGTERM)  # what is ignored stays so: a script's background jobs ignore SIGINT
     before = {number: signal.getsignal(number) for number in known if signal.getsignal(number) is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, handle)

@@ -1,89 +1,122 @@
-"""Co-training: the paper's method (Collier et al. 2020, Algorithm 1).
+"""Co-training: the paper's method (Collier et al. 2020) around any other. Algorithm 1 is `cotraining(replay(…))`.
 
-After each step, the experts that no task uses are trained on the same examples, so that a new task finds them well
-initialised. On a network without unused experts it is replay.
+After each step of the other method, the experts that no task uses are trained on the same examples, so that a new task
+finds them well initialised. On a network without unused experts it is the other method.
 """
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import optax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, PRNGKeyArray
 
+from cotrain.choice import Choice, option
 from cotrain.data.batch import Batch
-from cotrain.errors import Invalid
-from cotrain.memory import Reservoir
+from cotrain.errors import Invalid, check_rate
+from cotrain.methods import METHODS
 from cotrain.methods.descent import Learner, Optimizer, Rates, descend, rate
-from cotrain.methods.method import Info, State
-from cotrain.methods.replay import Noise, Replay, replay
-from cotrain.networks.routing import Bucket, Network
+from cotrain.methods.method import Info, Method
+from cotrain.networks.network import Network
+from cotrain.networks.unused import Bucket, buckets, unused_path
+from cotrain.speed.loops import once
+
+
+class CotrainingState(NamedTuple):
+    """The other method's state, and which experts are in use."""
+
+    inner: Any
+    used: tuple[Bool[Array, "T E"], ...]  # E in Algorithm 1: the experts that each task uses, per layer
+
+    @property
+    def learner(self) -> Learner:
+        """What was learned."""
+        return self.inner.learner
 
 
 class Cotraining(eqx.Module):
     """See `cotraining`."""
 
-    replay: Replay
+    inner: Method
     cotraining_rates: Rates
 
     @property
     def network(self) -> Network:
-        return self.replay.network
+        return self.inner.network
 
-    def init(self, key: PRNGKeyArray) -> State:
+    @property
+    def rates(self) -> Rates:
+        return self.inner.rates
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.inner.optimizer
+
+    @property
+    def examples(self) -> int:
+        return self.inner.examples
+
+    def init(self, key: PRNGKeyArray) -> CotrainingState:
         tasks = self.network.spec.tasks
         nothing = tuple(jnp.zeros((tasks, layer.experts), bool) for layer in self.network.layers)
-        return self.replay.init(key)._replace(used=nothing)  # E[l,t,e] ← False
+        return CotrainingState(self.inner.init(key), nothing)  # E[l,t,e] ← False
 
-    def draw(self, key: PRNGKeyArray, batch: Batch) -> Noise:
-        return self.replay.draw(key, batch)
+    def draw(self, key: PRNGKeyArray, batch: Batch) -> Any:
+        return self.inner.draw(key, batch)
 
-    def update(self, state: State, batch: Batch, noise: Noise) -> tuple[State, Info]:
+    def update(self, state: CotrainingState, batch: Batch, noise: Any) -> tuple[CotrainingState, Info]:
         if batch.task.ndim:
             raise Invalid("stream", "joint", "co-training learns one task after another")
-        state, old, info = self.replay.step(state, batch, noise)
+        inner, info = self.inner.update(state.inner, batch, noise)
 
-        now = self.network.used(state.learner.parameters, batch.task)
+        now = self.network.used(inner.learner.parameters, batch.task)
         used = tuple(e.at[batch.task].set(row) for e, row in zip(state.used, now, strict=True))
         # E[l,t,e] ← e ∈ argtop-k R[l,t,:]
 
-        both = batch.union(old)  # x ∪ x_M, y ∪ y_M
+        both = batch if info.replayed is None else batch.union(info.replayed)  # x ∪ x_M, y ∪ y_M
 
-        def cotrain(bucket: Bucket, i: Array, learner: Learner) -> Learner:
-            taken = tuple(e & (i == 0) for e in used)
-            path = self.network.unused(learner.parameters, taken, batch.task + i, both, bucket)  # θ ⊙ (1 − E)
-            return descend(self.network, self.replay.optimizer, learner, both, path, self.cotraining_rates)[0]
+        def cotrain(bucket: Bucket, zero: Array, learner: Learner) -> Learner:
+            taken, task = tuple(e & (zero == 0) for e in used), batch.task + zero
+            path = unused_path(self.network, learner.parameters, taken, task, both, bucket)  # θ ⊙ (1 − E)
+            return descend(self.network, self.optimizer, learner, both, path, self.cotraining_rates)[0]
 
-        # Loops that run once or not at all, since branches would copy the parameters. What does not seem to depend on
-        # i, XLA would do ahead of the loop, for all buckets in every step.
-        learner = state.learner
+        learner = inner.learner
         unused = jnp.stack([(~e.any(axis=0)).sum() for e in used])
-        for bucket in self.network.buckets:
-            learner = jax.lax.fori_loop(0, bucket.fits(unused).astype(int), partial(cotrain, bucket), learner)
-        return state._replace(learner=learner, used=used), info
+        for bucket in buckets(self.network):
+            learner = once(bucket.fits(unused), partial(cotrain, bucket), learner)
+        return CotrainingState(eqx.tree_at(lambda inner: inner.learner, inner, learner), used), info
 
-    def consolidate(self, state: State, task: Int[Array, ""]) -> State:
-        del task
-        return state
+    def consolidate(self, state: CotrainingState, batch: Batch, key: PRNGKeyArray) -> CotrainingState:
+        return state._replace(inner=self.inner.consolidate(state.inner, batch, key))
 
 
-def cotraining(
-    network: Network,
-    memory: Reservoir,
-    *,
-    lr: float = 0.1,
-    router_lr: float | None = None,
-    memory_lr: float | None = None,
-    cotraining_lr: float | None = None,
-    cotrain_heads: bool = False,
-    optimizer: Optimizer = optax.sgd,
-) -> Cotraining:
-    """Replay, then a step of the experts that no task uses on current and replayed examples together.
+def cotraining(inner: Method, *, lr: float | None = None, cotrain_heads: bool = False) -> Cotraining:
+    """After each step of another method, one of the experts that no task uses, on the same examples.
 
-    `cotraining_lr` (α_c) is for that step, by default `lr`; it moves the heads only if `cotrain_heads`, and never
-    the router. The other rates are those of `replay`.
+    Those are the current ones and what the other method says that it replayed. `lr` (α_c) is for the experts, by
+    default the other method's; the heads move with them only if `cotrain_heads`, and the router never does.
     """
-    base = replay(network, memory, lr=lr, router_lr=router_lr, memory_lr=memory_lr, optimizer=optimizer)
-    cotrain = rate("cotraining_lr", lr if cotraining_lr is None else cotraining_lr)
-    return Cotraining(base, Rates(experts=cotrain, heads=cotrain if cotrain_heads else None, router=None))
+    if not inner.network.by_task:
+        raise Invalid("router", "input", "co-training must know the experts that a task uses; choose a router by task")
+    cotrain = inner.rates.experts if lr is None else rate("cotraining_lr", lr)
+    return Cotraining(inner, Rates(experts=cotrain, heads=cotrain if cotrain_heads else None, router=None))
+
+
+@dataclass(frozen=True)
+class CotrainingOptions:
+    """another method (by default replay), then a step of the experts that no task uses (the paper's method)"""
+
+    inner: Choice = option(METHODS, "replay")
+    """the other method"""
+    cotraining_lr: float | None = None
+    """learning rate in the co-training step; by default lr"""
+    cotrain_heads: bool = False
+    """let the co-training step move the heads too"""
+
+    def __post_init__(self):
+        if self.cotraining_lr is not None:
+            check_rate("cotraining_lr", self.cotraining_lr)
+
+    def __call__(self, network: Network) -> Cotraining:
+        return cotraining(self.inner(network), lr=self.cotraining_lr, cotrain_heads=self.cotrain_heads)

@@ -1,7 +1,9 @@
-"""One step of gradient descent on a part of a network: SGD(x, y, α, θ ⊙ R̂, R) in the paper's Algorithm 1."""
+"""One step of gradient descent on a part of a network: SGD(x, y, α, θ ⊙ R̂, R) in the paper's Algorithm 1.
 
-from collections.abc import Callable
-from numbers import Real
+What methods change about it are arguments: the loss, and what becomes of its gradient.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +12,11 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cotrain.data.batch import Batch
-from cotrain.errors import Invalid
-from cotrain.networks.routing import Network, Parameters, Path, narrow, part_of, widen
+from cotrain.errors import check_rate
+from cotrain.networks.network import Network
+from cotrain.networks.parameters import Entries, Parameters, narrow, widen
+from cotrain.networks.path import Path, part_of
+from cotrain.speed.loops import after, each
 
 Optimizer = Callable[[Any], optax.GradientTransformation]  # from a learning rate
 
@@ -31,6 +36,31 @@ class Learner(NamedTuple):
     moments: Parameters
 
 
+class Part(NamedTuple):
+    """The part of a network that a step moves, as a loss or a gradient's change sees it; None stands for what stays."""
+
+    parameters: Parameters
+    entries: tuple[Entries, ...]
+
+    def take(self, other: Parameters) -> Parameters:
+        """The same part of something else that has a number for each parameter."""
+        if any(known.repeat for known in self.entries):
+            raise ValueError("examples of several tasks have the same entry several times; take a whole path")
+        stacks = zip(self.parameters.stacks, other.stacks, self.entries, strict=True)
+        return Parameters.of([None if mine is None else narrow(theirs, known.at) for mine, theirs, known in stacks])
+
+
+Loss = Callable[[Float[Array, "B classes"], Batch, Part], Float[Array, ""]]
+Change = Callable[[Parameters, Part], Parameters]  # of a gradient
+
+
+def cross_entropy(logits: Float[Array, "B classes"], batch: Batch, part: Part | None = None) -> Float[Array, ""]:
+    """The mean cross-entropy over the examples that count."""
+    del part
+    losses = optax.softmax_cross_entropy(logits, jax.nn.one_hot(batch.y, logits.shape[1], dtype=logits.dtype))
+    return (batch.weight * losses).sum() / jnp.maximum(batch.weight.sum(), 1)
+
+
 def begin(network: Network, optimizer: Optimizer, key: PRNGKeyArray) -> Learner:
     """A network that has learned nothing."""
     parameters = network.init(key)
@@ -39,65 +69,82 @@ def begin(network: Network, optimizer: Optimizer, key: PRNGKeyArray) -> Learner:
 
 
 def descend(
-    network: Network, optimizer: Optimizer, learner: Learner, batch: Batch, path: Path, rates: Rates
+    network: Network,
+    optimizer: Optimizer,
+    learner: Learner,
+    batch: Batch,
+    path: Path,
+    rates: Rates,
+    *,
+    loss: Loss = cross_entropy,
+    change: Change | None = None,
 ) -> tuple[Learner, Float[Array, ""]]:
     """Moves the part of the network on the path down the gradient of the batch's loss, which it returns too.
 
-    What is not on the path keeps its parameters and its moments to the bit, whatever the optimizer.
+    `loss` is of the network's logits and the batch; `change` makes another gradient of its gradient. Both see the part
+    that moves. What is not on the path keeps its parameters and its moments to the bit, whatever the optimizer.
     """
-    stacks, moments = learner.parameters.stacks, learner.moments.stacks
-    part = part_of(learner.parameters, path).stacks
     layers = len(network.layers)
-    stack_rates = [rates.experts] * layers + [rates.heads] + [rates.router] * layers
+    learns = network.router is not None and network.router.learns
+    sizes = [rates.experts] * layers + [rates.heads] + [rates.router if learns else None] * layers
+    still = [size is None or entries.still for size, entries in zip(sizes, path.entries, strict=True)]
+    value, gradient, part = _slope(network, learner.parameters, batch, path, loss, still)
+    gradient = gradient if change is None else change(gradient, part)
+    return _step(optimizer, learner, gradient.stacks, part.entries, sizes), value
 
-    def loss(moving: list[Any]) -> Float[Array, ""]:
-        whole = [still if moved is None else moved for moved, still in zip(moving, part, strict=True)]
-        return cross_entropy(network.apply(Parameters.of(whole), path, batch.x), batch)
 
-    still = [rate is None or entries.still for rate, entries in zip(stack_rates, path.entries, strict=True)]
-    moving = [None if stays else entries for stays, entries in zip(still, part, strict=True)]
-    value, gradients = jax.value_and_grad(loss)(moving)
-    for i, (index, active, repeat, _) in enumerate(path.entries):
-        gradient, size = gradients[i], stack_rates[i]
-        if moving[i] is None or size is None:
+def slope(
+    network: Network, parameters: Parameters, batch: Batch, path: Path, loss: Loss = cross_entropy
+) -> tuple[Float[Array, ""], Parameters]:
+    """The batch's loss, and its gradient in the part of the network on the path."""
+    return _slope(network, parameters, batch, path, loss, [False] * len(path.entries))[:2]
+
+
+def _slope(
+    network: Network, parameters: Parameters, batch: Batch, path: Path, loss: Loss, still: list[bool]
+) -> tuple[Float[Array, ""], Parameters, Part]:
+    """The loss, its gradient in what is not still, and that part, with the entries that may learn."""
+    stacks, entries = part_of(parameters, path).stacks, tuple(path.entries)
+    moving = [None if stays else stack for stays, stack in zip(still, stacks, strict=True)]
+
+    def total(moving: list[Any]) -> tuple[Float[Array, ""], tuple[Float[Array, "B E"] | None, ...]]:
+        whole = Parameters.of([stack if moved is None else moved for moved, stack in zip(moving, stacks, strict=True)])
+        ran = network.run(whole, path, batch.x, batch.weight)
+        value = loss(ran.logits, batch, Part(Parameters.of(moving), entries))
+        return value if ran.penalty is None else value + ran.penalty, ran.gates
+
+    (value, gates), gradient = jax.value_and_grad(total, has_aux=True)(moving)
+    for i, taken in enumerate(gates):
+        if taken is not None:  # only now it shows which experts the examples took
+            active = ((taken > 0) & (batch.weight > 0)[:, None]).any(axis=0)
+            entries = (*entries[:i], entries[i]._replace(active=active), *entries[i + 1 :])
+    return value, Parameters.of(gradient), Part(Parameters.of(moving), entries)
+
+
+def _step(
+    optimizer: Optimizer, learner: Learner, gradients: list[Any], entries: Sequence[Entries], sizes: list[Any]
+) -> Learner:
+    """What has a gradient moves, the layers in the order in which their weights are no longer needed."""
+    stacks, moments = learner.parameters.stacks, learner.moments.stacks
+    layers = len(stacks) // 2
+    for i, (index, active, repeat, _) in enumerate(entries):
+        gradient, size = gradients[i], sizes[i]
+        if gradient is None or size is None:
             continue
-        if index is None and 0 < i < layers and moving[i - 1] is not None:
-            size = _after(gradients[i - 1], size)
+        if index is None and 0 < i < layers and gradients[i - 1] is not None:
+            size = after(gradients[i - 1], size)
         if repeat and optimizer is not optax.sgd:  # plain descent can take the terms of a sum one by one
             assert index is not None
             assert active is not None
             gradient, active = _summed(gradient, index, active)
         if index is not None and active is None:
-            stacks[i], moments[i] = _one_by_one(optimizer(size), stacks[i], moments[i], gradient, index)
+            stacks[i], moments[i] = each(optimizer(size), stacks[i], moments[i], gradient, index)
             continue
-        updates, kept = jax.vmap(optimizer(size).update)(gradient, narrow(moments[i], index), part[i])
+        part = narrow(stacks[i], index)
+        updates, kept = jax.vmap(optimizer(size).update)(gradient, narrow(moments[i], index), part)
         stacks[i] = widen(stacks[i], index, active, updates, add=True)
         moments[i] = widen(moments[i], index, active, kept)
-    return Learner(Parameters.of(stacks), Parameters.of(moments)), value
-
-
-def _after(gradient: Any, rate: Float[Array, ""]) -> Float[Array, ""]:
-    """A layer's learning rate, not to be had before the gradient of the layer below it.
-
-    That gradient takes the layer's weights as they were. Where nothing says that it comes first, XLA updates a copy
-    of them; and so it shall look as if the rate could turn out to be NaN.
-    """
-    some = jax.tree.leaves(gradient)[-1].ravel()[0]
-    return jnp.where(jnp.isnan(some), some, rate)
-
-
-def _one_by_one(
-    optimizer: optax.GradientTransformation, stack: Any, moments: Any, gradient: Any, index: Int[Array, " N"]
-) -> tuple[Any, Any]:
-    """The stack and its moments after a step of some entries: each in place, without an array of all updates."""
-
-    def step(i: Array, both: tuple[Any, Any]) -> tuple[Any, Any]:
-        parameters, kept = jax.tree.map(lambda a: a[index[i]], both)
-        updates, kept = optimizer.update(jax.tree.map(lambda a: a[i], gradient), kept, parameters)
-        new = optax.apply_updates(parameters, updates), kept
-        return jax.tree.map(lambda a, entry: jax.lax.dynamic_update_index_in_dim(a, entry, index[i], 0), both, new)
-
-    return jax.lax.fori_loop(0, len(index), step, (stack, moments))
+    return Learner(Parameters.of(stacks), Parameters.of(moments))
 
 
 def _summed(gradient: Any, index: Int[Array, " N"], active: Bool[Array, " N"]) -> tuple[Any, Bool[Array, " N"]]:
@@ -107,14 +154,12 @@ def _summed(gradient: Any, index: Int[Array, " N"], active: Bool[Array, " N"]) -
     return summed, active & (first == jnp.arange(len(index)))
 
 
-def cross_entropy(logits: Float[Array, "B classes"], batch: Batch) -> Float[Array, ""]:
-    """The mean cross-entropy over the examples that count."""
-    losses = optax.softmax_cross_entropy(logits, jax.nn.one_hot(batch.y, logits.shape[1], dtype=logits.dtype))
-    return (batch.weight * losses).sum() / jnp.maximum(batch.weight.sum(), 1)
-
-
 def rate(field: str, value: float) -> Float[Array, ""]:
     """A learning rate as an array, so that a change of it needs no new compilation."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < float("inf"):
-        raise Invalid(field, value, "choose a number of at least 0")
-    return jnp.asarray(value, float)
+    return jnp.asarray(check_rate(field, value), float)
+
+
+def rates_of(lr: float, router_lr: float | None, field: str = "lr") -> Rates:
+    """The rates of a step on experts, heads and router."""
+    weights = rate(field, lr)
+    return Rates(weights, weights, rate("router_lr", lr if router_lr is None else router_lr))

@@ -1,13 +1,25 @@
 """Fine-tuning: plain gradient descent on whatever comes. The paper's *shared bottom* and *MoE* without replay."""
 
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
 import equinox as eqx
 import optax
-from jaxtyping import Array, Int, PRNGKeyArray, Shaped
+from jaxtyping import PRNGKeyArray
 
+from cotrain.choice import Choice, option
 from cotrain.data.batch import Batch
-from cotrain.methods.descent import Optimizer, Rates, begin, descend, rate
-from cotrain.methods.method import Info, State
-from cotrain.networks.routing import Network
+from cotrain.errors import check_rate
+from cotrain.methods import OPTIMIZERS
+from cotrain.methods.descent import Learner, Optimizer, Rates, begin, descend, rates_of
+from cotrain.methods.method import Info
+from cotrain.networks.network import Draws, Network
+
+
+class FinetuneState(NamedTuple):
+    """Nothing but what was learned."""
+
+    learner: Learner
 
 
 class Finetune(eqx.Module):
@@ -16,20 +28,21 @@ class Finetune(eqx.Module):
     network: Network
     rates: Rates
     optimizer: Optimizer = eqx.field(static=True)
+    examples: ClassVar[int] = 0
 
-    def init(self, key: PRNGKeyArray) -> State:
-        return State(begin(self.network, self.optimizer, key))
+    def init(self, key: PRNGKeyArray) -> FinetuneState:
+        return FinetuneState(begin(self.network, self.optimizer, key))
 
-    def draw(self, key: PRNGKeyArray, batch: Batch) -> tuple[Shaped[Array, "D E"] | None, ...]:
-        return self.network.draw(key, batch.task.size)
+    def draw(self, key: PRNGKeyArray, batch: Batch) -> Draws:
+        return self.network.draw(key, batch.task.size, len(batch.y))
 
-    def update(self, state: State, batch: Batch, noise: tuple[Array | None, ...]) -> tuple[State, Info]:
+    def update(self, state: FinetuneState, batch: Batch, noise: Draws) -> tuple[FinetuneState, Info]:
         path = self.network.sample(state.learner.parameters, batch.task, batch.weight, noise)  # R̂ ← sample(R)
         learner, loss = descend(self.network, self.optimizer, state.learner, batch, path, self.rates)
         return state._replace(learner=learner), Info(loss)
 
-    def consolidate(self, state: State, task: Int[Array, ""]) -> State:
-        del task
+    def consolidate(self, state: FinetuneState, batch: Batch, key: PRNGKeyArray) -> FinetuneState:
+        del batch, key
         return state
 
 
@@ -40,11 +53,40 @@ def finetune(
 
     `lr` is for the experts and heads, `router_lr` (by default the same) for the router.
     """
-    return Finetune(network, weight_and_router(network, lr, router_lr), optimizer)
+    return Finetune(network, rates_of(lr, router_lr), optimizer)
 
 
-def weight_and_router(network: Network, lr: float, router_lr: float | None, field: str = "lr") -> Rates:
-    """The rates of a step on experts, heads and, where it learns, the router."""
-    weights = rate(field, lr)
-    router = rate("router_lr", lr if router_lr is None else router_lr)
-    return Rates(weights, weights, None if network.private else router)
+@dataclass(frozen=True)
+class DescentOptions:
+    """what every method that descends can be told"""
+
+    lr: float = 0.1
+    """learning rate of experts and heads"""
+    optimizer: Choice = option(OPTIMIZERS, "sgd")
+    """how gradients become steps"""
+
+    def __post_init__(self):
+        for field, value in vars(self).items():
+            if field.endswith("lr") and value is not None:
+                check_rate(field, value)
+
+
+@dataclass(frozen=True)
+class RoutedOptions(DescentOptions):
+    """what every method that moves the router can be told"""
+
+    router_lr: float | None = None
+    """learning rate of the router; by default lr"""
+
+
+@dataclass(frozen=True)
+class FinetuneOptions(RoutedOptions):
+    """plain gradient descent; nothing against forgetting"""
+
+    def __call__(self, network: Network) -> Finetune:
+        return finetune(network, lr=self.lr, router_lr=self.router_lr, optimizer=self.optimizer())
+
+
+@dataclass(frozen=True)
+class JointOptions(FinetuneOptions):
+    """a control: all tasks shuffled together; the ceiling"""

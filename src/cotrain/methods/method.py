@@ -1,27 +1,28 @@
 """What a method is: a record of pure functions, and the state that they carry from minibatch to minibatch."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from cotrain.data.batch import Batch
-from cotrain.memory import Memory
-from cotrain.methods.descent import Learner
-from cotrain.networks.routing import Network
+from cotrain.methods.descent import Learner, Optimizer, Rates
+from cotrain.networks.network import Network
 
 
-class State(NamedTuple):
-    """All that a method carries: a run goes on from it exactly where it was."""
+class State(Protocol):
+    """All that a method carries: a named record of its own, a pytree. A run goes on from it exactly where it was."""
 
-    learner: Learner
-    memory: Memory | None = None
-    used: tuple[Bool[Array, "T E"], ...] = ()  # E in Algorithm 1: the experts that each task uses, per layer
+    @property
+    def learner(self) -> Learner: ...
 
 
 class Info(NamedTuple):
     """What is only of interest about a step."""
 
     loss: Float[Array, ""]  # of the current batch, before its step
+    scalars: Mapping[str, Float[Array, ""]] = {}  # what else there is to see
+    replayed: Batch | None = None  # the earlier examples that it learned from too: x_M, y_M
 
 
 class Method(Protocol):
@@ -30,7 +31,22 @@ class Method(Protocol):
     @property
     def network(self) -> Network: ...
 
-    def init(self, key: PRNGKeyArray) -> State:
+    @property
+    def rates(self) -> Rates:
+        """Of its step on the current batch."""
+        ...
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Which the moments in its learner belong to."""
+        ...
+
+    @property
+    def examples(self) -> int:
+        """How many examples of a task `consolidate` wants to see."""
+        ...
+
+    def init(self, key: PRNGKeyArray) -> Any:
         """The state before the first task."""
         ...
 
@@ -38,10 +54,13 @@ class Method(Protocol):
         """All random numbers that one update takes."""
         ...
 
-    def update(self, state: State, batch: Batch, noise: Any) -> tuple[State, Info]:
+    def update(self, state: Any, batch: Batch, noise: Any) -> tuple[Any, Info]:
         """Learns from one minibatch: a deterministic function of its arguments."""
         ...
 
-    def consolidate(self, state: State, task: Int[Array, ""]) -> State:
-        """What is to be done once a task has been learned."""
+    def consolidate(self, state: Any, batch: Batch, key: PRNGKeyArray) -> Any:
+        """What is to be done once a task has been learned, of which the batch has as many examples as are wanted.
+
+        They are drawn by seed, without replacement; where the task has fewer, the others have weight 0.
+        """
         ...

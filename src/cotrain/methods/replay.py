@@ -1,25 +1,34 @@
 """Replay: after each minibatch, another from a small memory of earlier examples (Chaudhry et al. 2019)."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import optax
-from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from cotrain.data.batch import Batch
-from cotrain.memory import Reservoir
-from cotrain.methods.descent import Optimizer, Rates, begin, descend
-from cotrain.methods.finetune import weight_and_router
-from cotrain.methods.method import Info, State
-from cotrain.networks.routing import Network
+from cotrain.errors import check_positive
+from cotrain.memory import BATCH, CAPACITY, Memory, Reservoir, reservoir
+from cotrain.methods.descent import Learner, Optimizer, Rates, begin, descend, rates_of
+from cotrain.methods.finetune import RoutedOptions
+from cotrain.methods.method import Info
+from cotrain.networks.network import Draws, Network
+
+
+class ReplayState(NamedTuple):
+    """What was learned, and what is remembered."""
+
+    learner: Learner
+    memory: Memory
 
 
 class Noise(NamedTuple):
     """The random numbers of one update."""
 
-    current: tuple[Shaped[Array, "1 E"] | None, ...]  # for the routes of the current batch
-    replayed: tuple[Shaped[Array, "B E"] | None, ...]  # for those of the replayed batch
+    current: Draws  # for the routes of the current batch
+    replayed: Draws  # for those of the replayed batch
     memory: tuple[UInt32[Array, "B 2"], UInt32[Array, "B 2"]]  # for the memory's update
 
 
@@ -31,26 +40,21 @@ class Replay(eqx.Module):
     rates: Rates
     memory_rates: Rates
     optimizer: Optimizer = eqx.field(static=True)
+    examples: ClassVar[int] = 0
 
-    def init(self, key: PRNGKeyArray) -> State:
-        return State(begin(self.network, self.optimizer, key), self.memory.init(self.network.spec))
+    def init(self, key: PRNGKeyArray) -> ReplayState:
+        return ReplayState(begin(self.network, self.optimizer, key), self.memory.init(self.network.spec))
 
     def draw(self, key: PRNGKeyArray, batch: Batch) -> Noise:
         current, replayed, memory = jax.random.split(key, 3)
         return Noise(
-            current=self.network.draw(current, batch.task.size),
+            current=self.network.draw(current, batch.task.size, len(batch.y)),
             replayed=self.network.draw(replayed, self.memory.batch),
             memory=self.memory.draw(memory, len(batch.y)),
         )
 
-    def update(self, state: State, batch: Batch, noise: Noise) -> tuple[State, Info]:
-        state, _, info = self.step(state, batch, noise)
-        return state, info
-
-    def step(self, state: State, batch: Batch, noise: Noise) -> tuple[State, Batch, Info]:
-        """The lines of Algorithm 1 up to the memory's update; returns also what was replayed."""
+    def update(self, state: ReplayState, batch: Batch, noise: Noise) -> tuple[ReplayState, Info]:
         network, learner = self.network, state.learner
-        assert state.memory is not None
         path = network.sample(learner.parameters, batch.task, batch.weight, noise.current)  # R̂ ← sample(R)
         learner, loss = descend(network, self.optimizer, learner, batch, path, self.rates)
 
@@ -59,10 +63,10 @@ class Replay(eqx.Module):
         learner, _ = descend(network, self.optimizer, learner, old, path, self.memory_rates)
 
         memory = self.memory.add(state.memory, batch, noise.memory)  # M ← M ∪ (x, y)
-        return state._replace(learner=learner, memory=memory), old, Info(loss)
+        return ReplayState(learner, memory), Info(loss, replayed=old)
 
-    def consolidate(self, state: State, task: Int[Array, ""]) -> State:
-        del task
+    def consolidate(self, state: ReplayState, batch: Batch, key: PRNGKeyArray) -> ReplayState:
+        del batch, key
         return state
 
 
@@ -84,7 +88,34 @@ def replay(
     return Replay(
         network,
         memory,
-        weight_and_router(network, lr, router_lr),
-        weight_and_router(network, memory_lr, router_lr, field="memory_lr"),
+        rates_of(lr, router_lr),
+        rates_of(memory_lr, router_lr, field="memory_lr"),
         optimizer,
     )
+
+
+@dataclass(frozen=True)
+class ReplayOptions(RoutedOptions):
+    """each minibatch, then one from a reservoir of earlier examples"""
+
+    memory_lr: float | None = None
+    """learning rate in the step on replayed examples; by default lr"""
+    memory: int = CAPACITY
+    """examples that the replay memory holds"""
+    memory_batch: int = BATCH
+    """examples replayed after each minibatch"""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_positive("memory", self.memory)
+        check_positive("memory_batch", self.memory_batch)
+
+    def __call__(self, network: Network) -> Replay:
+        return replay(
+            network,
+            reservoir(self.memory, self.memory_batch),
+            lr=self.lr,
+            router_lr=self.router_lr,
+            memory_lr=self.memory_lr,
+            optimizer=self.optimizer(),
+        )

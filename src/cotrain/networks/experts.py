@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cotrain.errors import Invalid, check_positive
+from cotrain.speed.products import products
 
-LARGE = 50_000  # weights, from which on it pays to see to how their products are made
 Expert = Callable[[tuple[int, ...], PRNGKeyArray], Callable[[Array], Array]]  # the result is an Equinox module
 
 
@@ -46,38 +46,7 @@ class Dense(eqx.Module):
     def together(self, x: Float[Array, "B ..."]) -> Float[Array, "M B units"]:
         """All experts of a stack on all examples."""
         weight = jnp.moveaxis(self.weight, 2, 1) if self.alone else self.weight
-        return self.activation(_products(weight, x.reshape(len(x), -1)) + self.bias[:, None])
-
-
-@jax.custom_vjp
-def _products(weight: Float[Array, "M units inputs"], x: Float[Array, "B inputs"]) -> Float[Array, "M B units"]:
-    """The products of all experts and examples, in the parts that a CPU is quickest with.
-
-    XLA's library there takes longer for 10 examples than for 16, or for 8 and 2. Backwards, their sum stays one, but
-    with an example of zeros more where their number is a multiple of 4, for which it has a slower kernel.
-    """
-    flat = weight.reshape(-1, weight.shape[2])
-    parts = jnp.split(x, [1 << (len(x).bit_length() - 1)] if _pays(weight) else [])
-    products = [jax.lax.dot_general(flat, part, (((1,), (1,)), ((), ()))) for part in parts if len(part)]
-    return jnp.moveaxis(jnp.concatenate(products, axis=1).reshape(*weight.shape[:2], len(x)), 2, 1)
-
-
-def _pays(weight: Float[Array, "M units inputs"]) -> bool:
-    return weight.size >= LARGE and jax.default_backend() == "cpu"
-
-
-def _products_forwards(weight: Array, x: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _products(weight, x), (weight, x)
-
-
-def _products_backwards(operands: tuple[Array, Array], slope: Float[Array, "M B units"]) -> tuple[Array, Array]:
-    weight, x = operands
-    zeros = 1 if _pays(weight) and len(x) % 4 == 0 else 0
-    slopes, inputs = jnp.pad(slope, ((0, 0), (0, zeros), (0, 0))), jnp.pad(x, ((0, zeros), (0, 0)))
-    return jnp.einsum("mbu,bi->mui", slopes, inputs), jnp.einsum("mbu,mui->bi", slope, weight)
-
-
-_products.defvjp(_products_forwards, _products_backwards)
+        return self.activation(products(weight, x.reshape(len(x), -1)) + self.bias[:, None])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """The figures as files: every figure of the paper has its counterpart, and two that it has not."""
 
+import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from matplotlib.figure import Figure
 
 from cotrain.metrics import task_similarity
 from cotrain.report import views
+from cotrain.report.figures import FIGURES
 from cotrain.report.palette import Look, looks
 from cotrain.report.routes import drops, routed, shares, sharings
 from cotrain.report.study import Cell, Run, Table
@@ -32,12 +35,16 @@ SETTINGS: Any = {
 
 
 def figures(table: Table) -> dict[str, Callable[[Table], Figure | None]]:
-    """The figures of a table by their names; those of routing matrices come once for each benchmark."""
-    known: dict[str, Callable[[Table], Figure | None]] = {"accuracy": accuracy, "drop": drop}
-    for benchmark in dict.fromkeys(cell.benchmark for cell in views.with_routes(table)):
-        for name, make in (("routing", routing), ("similarity", similarity), ("router", router)):
-            known[f"{name}-{benchmark}"] = lambda table, make=make, benchmark=benchmark: make(table, benchmark)
-    return known | {"used": used, "sharing": sharing}
+    """The figures of a table by their names; some come once for each benchmark."""
+    known: dict[str, Callable[[Table], Figure | None]] = {}
+    for name, entry in FIGURES.items():
+        module, _, function = entry.draw.partition(":")
+        draw = getattr(importlib.import_module(module), function)
+        if entry.each_benchmark:
+            known |= {f"{name}-{benchmark}": partial(draw, benchmark=benchmark) for benchmark in table.benchmarks}
+        else:
+            known[name] = draw
+    return known
 
 
 def draw_table(table: Table, make: Callable[[Table], Figure | None]) -> Figure | None:

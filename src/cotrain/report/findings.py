@@ -51,16 +51,17 @@ def _claims(tests: Sequence[Test]) -> list[str]:
 def _steps(tests: Sequence[Test]) -> list[str]:
     """What co-training adds to replay."""
     words = {
-        "yes": "co-training raises {}",
-        "no: the opposite": "co-training lowers {}",
-        "undecided": "it stays open whether co-training raises {}",
-        "one seed: no test": "with one seed, which proves nothing, co-training changes {}",
+        "yes": "co-training raises {} over MoE + replay: ",
+        "no: the opposite": "co-training lowers {} over MoE + replay: ",
+        "undecided": "it stays open whether co-training raises {} over MoE + replay: ",
+        "one seed: no test": "with one seed, which proves nothing, co-training changes {} over MoE + replay: ",
     }
-    return [
-        f"{test.benchmark}: {words[test.holds].format(test.metric.upper())} over MoE + replay: {_size(test)}."
-        for test in tests
-        if (test.better, test.worse) == (COTRAINING, "MoE + replay")
-    ]
+    return _said([test for test in tests if (test.better, test.worse) == (COTRAINING, "MoE + replay")], words)
+
+
+def _said(tests: Sequence[Test], words: dict[str, str]) -> list[str]:
+    """Tests in words, by what they say of the claim."""
+    return [f"{test.benchmark}: {words[test.holds].format(test.metric.upper())}{_size(test)}." for test in tests]
 
 
 def _margins(table: Table, tests: Sequence[Test]) -> list[str]:
@@ -76,18 +77,14 @@ def _margins(table: Table, tests: Sequence[Test]) -> list[str]:
 
 def _control(tests: Sequence[Test]) -> list[str]:
     """Whether learned routes beat one fixed expert per task, which the paper does not compare with."""
+    control = "the private control, which routes and replays nothing: {} "
     words = {
-        "yes": "co-training beats",
-        "no: the opposite": "co-training does worse than",
-        "undecided": "co-training cannot be told apart from",
-        "one seed: no test": "with one seed, co-training against",
+        "yes": f"co-training beats {control}",
+        "no: the opposite": f"co-training does worse than {control}",
+        "undecided": f"co-training cannot be told apart from {control}",
+        "one seed: no test": f"with one seed, co-training against {control}",
     }
-    return [
-        f"{test.benchmark}: {words[test.holds]} the private control, which routes and replays nothing:"
-        f" ACC {_size(test)}."
-        for test in tests
-        if test.worse == CONTROL
-    ]
+    return _said([test for test in tests if test.worse == CONTROL], words)
 
 
 def _in_use(table: Table) -> list[str]:

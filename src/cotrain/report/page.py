@@ -9,8 +9,8 @@ from importlib import resources
 from importlib.metadata import version
 from string import Template
 
-from cotrain.report.captions import CAPTIONS
 from cotrain.report.claims import run_tests
+from cotrain.report.figures import FIGURES
 from cotrain.report.findings import findings
 from cotrain.report.payload import payload
 from cotrain.report.routes import orders, sharings
@@ -21,13 +21,15 @@ BADGES = {"better": "good", "yes": "good", "no": "bad", "no: the opposite": "bad
 NO_TESTS = "<p>No claim has runs of both its methods with a seed in common.</p>"
 NO_ROUTES = "<p>No run has learned routes.</p>"
 WRAPS = "options"  # the column whose text may be long
+SCRIPTS = ("figures.js", "explorer.js", "page.js")  # joined to one, in this order
 INTERVAL = "95 %"  # how the heading of a column with an interval ends
 
 
 def as_page(study: Study) -> str:
     """The page; all that comes from files is escaped, and only the page's own scripts may run."""
-    script, plotly = _part("page.js"), (resources.files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
-    parts = {f"figure_{name}": _figure(name) for name in CAPTIONS}
+    plotly = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
+    script = "\n".join(map(_part, SCRIPTS))
+    parts = {f"figure_{name}": _figure(name) for name in FIGURES}
     tables = [(table, run_tests(table)) for table in study.tables]
     parts |= {
         "allowed": " ".join(f"'sha256-{_hash(text)}'" for text in (plotly, script)),
@@ -55,7 +57,7 @@ def _hash(text: str) -> str:
 
 
 def _figure(name: str) -> str:
-    caption = CAPTIONS[name]
+    caption = FIGURES[name]
     return (
         f'<figure id="{name}"><h3>{escape(caption.title)}</h3>'
         f'<div class="plot" role="img" aria-label="{escape(caption.title)}"></div>'

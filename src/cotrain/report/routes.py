@@ -13,6 +13,7 @@ from cotrain.report.statistics import partial_spearman, spearman
 from cotrain.report.study import Cell, Run, Table
 
 LEARNED = ("MoE", "MoE + replay", "MoE + replay + co-training")  # the methods whose routes are learned one by one
+CONTROLS = ("private", "joint")  # and those whose are not, whatever their network
 
 
 class Order(NamedTuple):
@@ -47,8 +48,8 @@ def sharings(table: Table) -> list[Sharing]:
 
 
 def routed(table: Table) -> list[Cell]:
-    """The cells whose runs have learned routes."""
-    return [cell for cell in table.cells if cell.method in LEARNED and cell.runs and all(r.final for r in cell.runs)]
+    """The cells whose runs have learned routes, whatever they are called."""
+    return [cell for cell in table.cells if cell.runs and all(r.final for r in cell.runs) and _learned(cell)]
 
 
 def drops(run: Run) -> Float[np.ndarray, " T"]:
@@ -75,6 +76,13 @@ def records(tables: tuple[Table, ...]) -> dict[str, Any]:
         for one in sharings(table)
     ]
     return {"distance_and_similarity": distance, "sharing_and_drop": overlap}
+
+
+def _learned(cell: Cell) -> bool:
+    config = cell.runs[0].config
+    if config is None:
+        return cell.method in LEARNED
+    return config.method.name not in CONTROLS and config.flat.get("router") != "fixed"
 
 
 def _order(table: Table, cell: Cell, layer: int) -> Order:

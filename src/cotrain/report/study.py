@@ -3,7 +3,6 @@
 P phases, T tasks, E experts.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,18 +13,17 @@ from jaxtyping import Bool, Float
 
 from cotrain.data.npz import read_npz
 from cotrain.errors import Damaged, Invalid
-from cotrain.experiments.config import BENCHMARKS, Config
+from cotrain.experiments.config import Config
 from cotrain.experiments.files import read_record
-from cotrain.experiments.paper import METHODS
+from cotrain.experiments.paper import METHODS, SCALES, label_of
 from cotrain.experiments.result import verify_files
 from cotrain.metrics import Summary, summarise, used_experts
 from cotrain.report.table import PAPER
 
-LABELS = {names: label for label, names in METHODS.items()}
 FULL_SCALES = (None, "single", "paper")
 FULL_EXAMPLES = (None, 60000)
-SIZES = ("test_examples", "validation", "batch", "rotation_step", "hidden", "layers", "experts", "k", "units")
-SIZES += ("memory", "memory_batch", "arrays")  # what the paper says of its experiment, apart from tasks and examples
+SIZES = {"tasks", "test_examples", "validation", "batch", "rotation_step", "hidden", "layers", "experts", "k", "units"}
+SIZES |= {"memory", "memory_batch", "arrays", "one_head"}  # what the paper says of its experiment, but for examples
 NAMED = ("benchmark", "network", "method", "arrays")  # what the row is called, not an option of it
 UNREADABLE = (Damaged, OSError, ValueError, KeyError, TypeError)  # a file that is missing, cut short or something else
 
@@ -36,7 +34,7 @@ class Run:
 
     path: Path
     seed: int
-    config: dict[str, Any]
+    config: Config | None  # None for a method or stream that Python made
     accuracy: Float[np.ndarray, "T T"]
     numbers: dict[str, float]  # acc, bwt, learning_accuracy; NaN where there is none
     final: tuple[Float[np.ndarray, "T E"], ...]  # per layer: the routing matrix after the last task; () without router
@@ -175,16 +173,12 @@ def read_study(directory: Path) -> Study:
     return Study(tables, failed)
 
 
-def is_full(config: dict[str, Any]) -> bool:
+def is_full(config: Config | None) -> bool:
     """Whether a configuration has the size of the paper's experiment."""
-    usual = Config().record()
-    benchmark = BENCHMARKS.get(config.get("benchmark", ""))
-    return (
-        benchmark is not None
-        and config.get("tasks") in (None, benchmark.tasks)
-        and config.get("examples") in FULL_EXAMPLES
-        and all(config.get(name, usual.get(name)) == usual.get(name) for name in SIZES)
-    )
+    if config is None:
+        return False
+    options = config.options
+    return options.pop("examples", None) in FULL_EXAMPLES and not options.keys() & SIZES
 
 
 def _table(
@@ -195,7 +189,7 @@ def _table(
         runs = [reader.read(directory / path) for path in row["runs"]]
         options = _options(row.get("options") or {})
         cells.append(Cell(str(row["benchmark"]), str(row["method"]), options, _by_seed(runs)))
-    return Table(name, tuple(cells), tuple(reader.problems + _gaps(cells, wanted)), scale)
+    return Table(name, tuple(cells), tuple(reader.problems + _gaps(cells, wanted, scale)), scale)
 
 
 def _table_of_runs(directory: Path) -> Table:
@@ -210,9 +204,9 @@ def _table_of_runs(directory: Path) -> Table:
 
 def _grouped(runs: Sequence[Run]) -> tuple[Cell, ...]:
     """A cell for each configuration; its name tells what others of its benchmark have otherwise."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[Config | str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(run.config or run.path.parent.name, sort_keys=True), []).append(run)
+        groups.setdefault(run.config or run.path.parent.name, []).append(run)
     cells = sorted(map(_cell, groups.values()), key=_place)
     return tuple(replace(cell, setting=_setting(cell, cells)) for cell in cells)
 
@@ -224,19 +218,18 @@ def _setting(cell: Cell, cells: Sequence[Cell]) -> str:
     return _options({name: value for name, value in mine.items() if any(o.get(name) != value for o in others)})
 
 
-def _changed(config: dict[str, Any]) -> dict[str, Any]:
+def _changed(config: Config | None) -> dict[str, Any]:
     """What is not as by default."""
-    usual = Config().record()
-    return {name: value for name, value in config.items() if value != usual.get(name)}
+    return {} if config is None else config.options
 
 
 def _cell(runs: list[Run]) -> Cell:
     config = runs[0].config
-    if not config:
+    if config is None:
         return Cell("own tasks", runs[0].path.parent.name or "own method", "", _by_seed(runs))
-    names = config["network"], config["method"]
-    benchmark = Path(config["arrays"]).stem if config.get("arrays") else config["benchmark"]
-    label = LABELS.get(names, f"{names[1]} on {names[0]}")
+    arrays = config.flat.get("arrays")
+    benchmark = config.benchmark.name if arrays is None else Path(arrays).stem
+    label = label_of(config)
     return Cell(benchmark, label, _options(_changed(config)), _by_seed(runs))
 
 
@@ -256,8 +249,8 @@ def _by_seed(runs: Sequence[Run | None]) -> tuple[Run, ...]:
     return tuple(seeds[seed] for seed in sorted(seeds))
 
 
-def _gaps(cells: Sequence[Cell], wanted: list[int] | None) -> list[str]:
-    """What a table of the paper's should have and has not."""
+def _gaps(cells: Sequence[Cell], wanted: list[int] | None, scale: str | None) -> list[str]:
+    """What a table should have and has not; that of a scale of the paper's, all of the paper's cells."""
     seeds = sorted({seed for cell in cells for seed in cell.seeds} | set(wanted or ()))
     notes = []
     for cell in cells:
@@ -272,9 +265,10 @@ def _gaps(cells: Sequence[Cell], wanted: list[int] | None) -> list[str]:
                 f"{cell.benchmark}, {cell.method}: {len(cell.runs)} of {len(seeds)} seeds; {word} {listed} missing."
             )
     there = {(cell.benchmark, cell.method) for cell in cells}
+    labels = {names: label for label, names in METHODS.items()}
     for benchmark, network, method in PAPER:
-        label = LABELS[network, method]
-        if (benchmark, label) not in there:
+        label = labels[network, method]
+        if scale in SCALES and (benchmark, label) not in there:
             notes.append(f"{benchmark}, {label}: in the paper's table, not in this one.")
     return notes
 
@@ -284,7 +278,8 @@ def _run(path: Path, record: dict[str, Any]) -> Run:
     accuracy = np.array(record["accuracy"], float)
     if accuracy.ndim != 2 or accuracy.shape[0] != accuracy.shape[1]:
         raise ValueError("the accuracy matrix is not square")
-    return Run(path, int(record["seed"]), record.get("config") or {}, accuracy, numbers, (), ())
+    config = None if record.get("config") is None else Config.read(record["config"])
+    return Run(path, int(record["seed"]), config, accuracy, numbers, (), ())
 
 
 def _number(value: float | None) -> float:

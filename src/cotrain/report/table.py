@@ -11,7 +11,9 @@ import numpy as np
 from cotrain.errors import Invalid
 from cotrain.experiments.config import Config
 from cotrain.experiments.result import read
+from cotrain.methods import METHODS
 from cotrain.metrics import Summary, summarise
+from cotrain.networks import NETWORKS
 
 # Table 1 of Collier et al. (2020): (benchmark, network, method) -> ACC and BWT.
 PAPER = {
@@ -26,8 +28,6 @@ PAPER = {
     ("rotated-mnist", "routing-network", "replay"): (0.923, -0.038),
     ("rotated-mnist", "routing-network", "cotraining"): (0.929, -0.034),
 }
-METHOD_ORDER = ("finetune", "replay", "cotraining", "private", "joint")
-NETWORK_ORDER = ("shared-bottom", "routing-network")
 HEADINGS = (
     "benchmark",
     "network",
@@ -82,15 +82,8 @@ def rows(records: Sequence[dict[str, Any]]) -> list[Row]:
     for record in records:
         groups.setdefault(json.dumps(record["config"], sort_keys=True), []).append(record)
     table = [_row(group) for group in groups.values()]
-    return sorted(
-        table,
-        key=lambda row: (
-            row.benchmark,
-            NETWORK_ORDER.index(row.network),
-            METHOD_ORDER.index(row.method),
-            row.options,
-        ),
-    )
+    networks, methods = list(reversed(NETWORKS)), list(METHODS)
+    return sorted(table, key=lambda r: (r.benchmark, _rank(r.network, networks), _rank(r.method, methods), r.options))
 
 
 def lines_of(table: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -116,22 +109,26 @@ def insert(text: str, table: str) -> str:
 
 
 def _row(group: list[dict[str, Any]]) -> Row:
-    config = group[0]["config"]
+    config = Config.read(group[0]["config"])
 
     def summary(name: str) -> Summary:
         return summarise(np.array([np.nan if record[name] is None else record[name] for record in group]))
 
-    usual = Config().record()
-    changed = {name: value for name, value in config.items() if name not in NAMED and value != usual.get(name)}
+    changed = {name: value for name, value in config.options.items() if name not in NAMED}
     return Row(
-        config.get("arrays") or config["benchmark"],
-        config["network"],
-        config["method"],
+        config.flat.get("arrays") or config.benchmark.name,
+        config.network.name,
+        config.method.name,
         summary("acc"),
         summary("bwt"),
         summary("learning_accuracy"),
         ", ".join(f"{name} {value}" for name, value in changed.items()),
     )
+
+
+def _rank(name: str, known: Sequence[str]) -> int:
+    """Where a name comes: somebody's own come last."""
+    return known.index(name) if name in known else len(known)
 
 
 def _text(summary: Summary) -> str:

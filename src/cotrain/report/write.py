@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from cotrain.experiments.files import digest_of, write_text
-from cotrain.report.captions import CAPTIONS
 from cotrain.report.documents import as_csv, as_json, as_latex, as_markdown, slug, stems
 from cotrain.report.figure import draw_table, figures, save
+from cotrain.report.figures import FIGURES
 from cotrain.report.page import as_page
 from cotrain.report.study import Study, read_study
 
@@ -47,7 +47,7 @@ def _write_figures(study: Study, out: Path) -> list[Path]:
             made = [out / f"{stem}-{slug(name)}.{kind}" for kind in ("png", "svg")]
             save(figure, *made)
             paths += made
-            caption = CAPTIONS[name.partition("-")[0]]
+            caption = FIGURES[name.partition("-")[0]]
             lines += [f"![{caption.title}]({made[0].name})", ""]
             lines += [f"**{caption.title}** (table {stem}; the paper: {caption.paper}). {caption.look}", ""]
     write_text(out / "README.md", "\n".join(lines))

@@ -1,0 +1,1 @@
+"""Routers: what picks the experts of a layer, one file each."""

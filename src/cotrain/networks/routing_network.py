@@ -1,0 +1,138 @@
+"""Routing networks: layers of experts, a router that picks k of them, and a head per task."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array
+
+from cotrain.choice import Choice, option
+from cotrain.data.stream import Spec
+from cotrain.errors import Invalid, check_name, check_positive
+from cotrain.networks import ROUTERS
+from cotrain.networks.experts import Expert, dense
+from cotrain.networks.layer import AGGREGATIONS
+from cotrain.networks.network import Network, build
+from cotrain.networks.routers.router import Router
+from cotrain.networks.routers.task_matrix import task_matrix
+from cotrain.networks.shared_bottom import HIDDEN, check_hidden, shared_bottom
+
+
+def routing_network(
+    spec: Spec,
+    expert: Expert | Sequence[Expert] = dense(19),
+    *,
+    layers: int = 2,
+    experts: int | Sequence[int] = 20,
+    k: int | Sequence[int] = 4,
+    router: Router | None = None,
+    aggregation: str = "sum",
+    activation: Callable[[Array], Array] | None = None,
+    one_head: bool = False,
+) -> Network:
+    """Layers of `experts` experts, of which the `router` (by default, `task_matrix()`) picks `k`.
+
+    `expert`, `experts` and `k` may be lists with one entry per layer. The outputs are summed, or concatenated, with the
+    router's gates as weights, and then go through `activation`, if any. Each task has a head, unless `one_head`.
+    """
+    check_positive("layers", layers)
+    return build(
+        spec,
+        _per_layer("expert", expert, layers),
+        _per_layer("experts", experts, layers),
+        _per_layer("k", k, layers),
+        task_matrix() if router is None else router,
+        one_head=one_head,
+        aggregation=check_name("aggregation", aggregation, AGGREGATIONS),
+        activation=activation,
+    )
+
+
+def parameter_count(network: Network) -> int:
+    """How many numbers a network learns: experts, heads and router."""
+    return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter_eval_shape(network.init, jax.random.key(0))))
+
+
+def units_for_budget(budget: Network | int, spec: Spec, **options: Any) -> int:
+    """The most units that the experts of `routing_network(spec, dense(units), **options)` can have within a budget.
+
+    The budget is a number of parameters, or a network that has it.
+    """
+    limit = budget if isinstance(budget, int) else parameter_count(budget)
+
+    def fits(units: int) -> bool:
+        return parameter_count(routing_network(spec, dense(units), **options)) <= limit
+
+    if not fits(1):
+        least = parameter_count(routing_network(spec, dense(1), **options))
+        raise Invalid("budget", limit, f"experts of one unit take {least} parameters")
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class RoutingNetwork:
+    """layers of experts, of which a router picks k"""
+
+    layers: int = 2
+    """layers of experts"""
+    experts: int = 20
+    """experts of a layer"""
+    k: int = 4
+    """experts that a task uses at once in a layer"""
+    units: int | None = None
+    """units of an expert; by default as many as the parameters of a shared bottom with --hidden allow"""
+    hidden: tuple[int, ...] = HIDDEN
+    """units of the shared bottom's layers, whose parameters are the budget"""
+    aggregation: str = "sum"
+    """how the experts' outputs are put together: sum or concatenate"""
+    activate_after: bool = False
+    """apply ReLU after the experts' outputs are put together, not in each expert"""
+    one_head: bool = False
+    """one head for all tasks; with a router that reads its input, no task is needed to predict"""
+    router: Choice = option(ROUTERS, "task-matrix")
+    """what picks the experts"""
+
+    def __post_init__(self):
+        for field in ("layers", "experts", "k"):
+            check_positive(field, getattr(self, field))
+        if self.k > self.experts:
+            raise Invalid("k", self.k, f"choose 1 to {self.experts}, the number of experts")
+        if self.units is not None:
+            check_positive("units", self.units)
+        check_hidden(self.hidden)
+        check_name("aggregation", self.aggregation, AGGREGATIONS)
+
+    def __call__(self, spec: Spec) -> Network:
+        options = {
+            "layers": self.layers,
+            "experts": self.experts,
+            "k": self.k,
+            "router": self.router(),
+            "aggregation": self.aggregation,
+            "activation": jax.nn.relu if self.activate_after else None,
+            "one_head": self.one_head,
+        }
+        units = self.units
+        if units is None:
+            units = units_for_budget(shared_bottom(spec, self.hidden, one_head=self.one_head), spec, **options)
+        return routing_network(spec, dense(units, _identity) if self.activate_after else dense(units), **options)
+
+
+def _per_layer(field: str, value: Any, layers: int) -> list[Any]:
+    if not isinstance(value, Sequence):
+        return [value] * layers
+    if len(value) != layers:
+        raise Invalid(field, value, f"give one, or one for each of the {layers} layers")
+    return list(value)
+
+
+def _identity(x: Array) -> Array:
+    return x

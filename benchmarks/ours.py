@@ -22,7 +22,7 @@ def replay(workload: Any) -> Callable[[], Pass]:
 
 def algorithm1(workload: Any) -> Callable[[], Pass]:
     """A routing network with replay and co-training: the paper's Algorithm 1."""
-    return _passes(workload, cotrain.cotraining(_routing_network(workload), _memory(workload), lr=workload.lr))
+    return _passes(workload, _algorithm1(workload))
 
 
 def routed_finetune(workload: Any) -> Callable[[], Pass]:
@@ -37,8 +37,7 @@ def routed_replay(workload: Any) -> Callable[[], Pass]:
 
 def resident(workload: Any) -> Callable[[], list[tuple[int, float]]]:
     """Algorithm 1 on a stream of many tasks; returns after some of them the megabytes that the process holds."""
-    method = cotrain.cotraining(_routing_network(workload), _memory(workload), lr=workload.lr)
-    stream = _stream(workload)
+    method, stream = _algorithm1(workload), _stream(workload)
 
     def one_pass() -> list[tuple[int, float]]:
         seen = []
@@ -48,6 +47,11 @@ def resident(workload: Any) -> Callable[[], list[tuple[int, float]]]:
         return seen
 
     return one_pass
+
+
+def _algorithm1(workload: Any) -> cotrain.Method:
+    replayed = cotrain.replay(_routing_network(workload), _memory(workload), lr=workload.lr)
+    return cotrain.cotraining(replayed, lr=workload.lr)
 
 
 def _megabytes() -> float:
@@ -94,7 +98,7 @@ def _routing_network(workload: Any) -> cotrain.Network:
         layers=workload.layers,
         experts=workload.experts,
         k=workload.k,
-        noise=workload.noise,
+        router=cotrain.task_matrix(cotrain.gaussian(workload.noise)),
     )
 
 

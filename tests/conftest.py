@@ -23,7 +23,12 @@ from cotrain.methods.finetune import finetune
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
-from cotrain.networks.routing import routing_network, shared_bottom
+from cotrain.networks.routers.by_input import by_input
+from cotrain.networks.routers.fixed import fixed
+from cotrain.networks.routers.sampling import gaussian, gumbel, no_noise, noisy_top_k
+from cotrain.networks.routers.task_matrix import task_matrix
+from cotrain.networks.routing_network import routing_network
+from cotrain.networks.shared_bottom import shared_bottom
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -78,6 +83,15 @@ def filled(make, *arguments, seed: int = 0):
     return jax.tree.map(fill, eqx.filter_eval_shape(make, *arguments))
 
 
+SAMPLINGS = {"gaussian": gaussian, "noisy-top-k": noisy_top_k, "gumbel": gumbel, "none": lambda noise: no_noise()}
+
+
+def routed(spec, expert, *, sampling="gaussian", noise=0.05, gates="chosen", noisy_gates=False, **options):
+    """A routing network with the paper's router, whose options are given with the others."""
+    router = task_matrix(SAMPLINGS[sampling](noise), gates=gates, noisy_gates=noisy_gates)
+    return routing_network(spec, expert, router=router, **options)
+
+
 class Traces(list):
     """What counts traces; equal to itself alone, as befits a static field."""
 
@@ -97,6 +111,18 @@ class Counted(eqx.Module):
     def network(self):
         return self.method.network
 
+    @property
+    def rates(self):
+        return self.method.rates
+
+    @property
+    def optimizer(self):
+        return self.method.optimizer
+
+    @property
+    def examples(self):
+        return self.method.examples
+
     def init(self, key):
         return self.method.init(key)
 
@@ -107,8 +133,8 @@ class Counted(eqx.Module):
         self.traces.append("update")
         return self.method.update(state, batch, noise)
 
-    def consolidate(self, state, task):
-        return self.method.consolidate(state, task)
+    def consolidate(self, state, batch, key):
+        return self.method.consolidate(state, batch, key)
 
 
 STREAM = toy()
@@ -120,14 +146,35 @@ NETWORKS = {
 METHODS = {
     "finetune": lambda network, lr: finetune(network, lr=lr),
     "replay": lambda network, lr: replay(network, reservoir(20, 5), lr=lr),
-    "cotraining": lambda network, lr: cotraining(network, reservoir(20, 5), lr=lr),
+    "cotraining": lambda network, lr: cotraining(replay(network, reservoir(20, 5), lr=lr)),
     "private": lambda network, lr: private(network, lr=lr),
     "joint": lambda network, lr: finetune(network, lr=lr),
 }
 CASES = [(method, network) for method in METHODS for network in NETWORKS]
 CASES.remove(("private", "shared_bottom"))
-TRACES = {case: Traces() for case in CASES}
-TRACES |= {("joint", network): TRACES["finetune", network] for network in NETWORKS}  # the same method
+# What keeps the contract too, though its numbers are not recorded: a row for each method, and for each router.
+MORE_METHODS = {
+    "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
+}
+ROUTERS = {
+    "task_matrix": task_matrix(gumbel(0.1)),
+    "fixed": fixed(),
+    "by_input": by_input(balance=0.01),
+}
+METHODS |= MORE_METHODS
+NETWORKS |= {
+    name: lambda spec, router=router: routing_network(
+        spec, dense(12), layers=1, experts=4, k=2, router=router, one_head=not router.by_task
+    )
+    for name, router in ROUTERS.items()
+}
+MORE_CASES = [
+    *((name, "routing_network") for name in MORE_METHODS),
+    *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
+    ("joint", "by_input"),
+]
+TRACES = {case: Traces() for case in CASES + MORE_CASES}
+TRACES |= {("joint", network): TRACES["finetune", network] for network in ("shared_bottom", "routing_network")}  # same
 
 
 def make(case: tuple[str, str], lr: float = 0.2) -> Counted:
@@ -157,6 +204,12 @@ def identical(one, other) -> bool:
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
         for a, b in zip(leaves(one), leaves(other), strict=True)
     )
+
+
+def moved(before, after) -> np.ndarray:
+    """Which entries of a stack have changed, in whatever bit."""
+    old, new = ([np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for tree in (before, after))
+    return np.array([not identical([a[i] for a in old], [a[i] for a in new]) for i in range(len(old[0]))])
 
 
 def distance(one, other) -> float:

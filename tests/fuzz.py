@@ -29,7 +29,8 @@ import safetensors.numpy
 from cotrain.data import idx
 from cotrain.data.npz import parse_npy, read_npz
 from cotrain.errors import Damaged, Invalid
-from cotrain.experiments.checkpoint import DIGEST, decode
+from cotrain.experiments.checkpoint import DIGEST, FORMAT, decode
+from cotrain.experiments.config import Config
 from cotrain.experiments.files import SEAL, read_record
 
 SECONDS = 2.0  # for one file
@@ -128,7 +129,7 @@ def check_npz(data: bytes, found: dict[str, np.ndarray]) -> None:
 
 
 def checkpoint_files() -> list[bytes]:
-    notes = {"format": 1, "numerics": 1, "phase": 2, "step": 40, "seeds": [0], "config": {"lr": 0.1, "hidden": [8]}}
+    notes = {"format": FORMAT, "numerics": 1, "phase": 2, "step": 40, "seeds": [0], "config": Config().record()}
     whole = {name: np.ascontiguousarray(array) for name, array in arrays().items() if name not in ("scalar", "columns")}
     return [safetensors.numpy.save(some, {"cotrain": "0" * 64 + json.dumps(notes)}) for some in ({}, whole)]
 
@@ -147,7 +148,8 @@ def check_checkpoint(data: bytes, found: tuple[dict[str, Any], dict[str, np.ndar
 
 
 def record_files() -> list[bytes]:
-    texts = ["{}", '{\n"acc": 0.5,\n"config": {"hidden": [8, 8], "lr": null},\n"files": {"routing.npz": "\\u00e9"}}']
+    config = json.dumps(Config().record())
+    texts = ["{}", f'{{\n"acc": 0.5,\n"config": {config},\n"files": {{"routing.npz": "\\u00e9"}}}}']
     return [text.removesuffix("}").encode() for text in texts]
 
 

@@ -1,9 +1,15 @@
-"""A directory as `cotrain reproduce` leaves it, with invented numbers: accuracies, routes, and a manifest."""
+"""A directory as `cotrain reproduce` leaves it, with invented numbers: accuracies, routes, and a manifest.
 
+And a benchmark of one's own, which worker processes find here.
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
+from cotrain.data.stream import Spec, Stream
 from cotrain.experiments.config import Config
 from cotrain.experiments.files import digest_of, write_record
 from cotrain.experiments.paper import METHODS
@@ -21,6 +27,23 @@ FINAL = {  # ACC and the accuracy just after learning a task that a method has b
 NEW = {"MoE": 0.3, "MoE + replay": 0.8, "MoE + replay + co-training": 2.2}  # experts that a task claims anew
 
 
+@dataclass(frozen=True)
+class Points:
+    """two tasks of random points"""
+
+    examples: int | None = None
+    """training examples per task; by default 40"""
+    validation: int | None = None
+    """nothing"""
+    spec: ClassVar[Spec] = Spec((6,), 3, 2)
+
+    def __call__(self, load):
+        draws, sizes = np.random.default_rng(0), (self.examples or 40, 30)
+        parts = [[(draws.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 3) for n in sizes] for _ in range(2)]
+        stream = Stream.from_arrays([(*train, *test) for train, test in parts])
+        return lambda seed: stream
+
+
 def write_sample(
     directory: Path, tasks=20, experts=20, k=4, layers=2, seeds=15, tables=("as-the-paper", "tuned"), examples=None
 ) -> dict:
@@ -31,7 +54,7 @@ def write_sample(
         for benchmark in BENCHMARKS:
             for method, (network, name) in METHODS.items():
                 options = {} if table == "as-the-paper" else {"lr": 0.05}
-                config = Config(benchmark, name, network, examples=examples, **options)
+                config = Config(benchmark=benchmark, network=network, method=name, examples=examples, **options)
                 runs = []
                 for seed in range(seeds):
                     run = Path("records", benchmark, f"{network}-{name}", table, f"seed-{seed}")
@@ -63,18 +86,19 @@ def write_run(path: Path, config: Config, seed: int, draws, method: str, tasks, 
         "files": {},
     }
     if method in NEW or method == "private":
-        write_routing(path, _routes(draws, method, config.benchmark, tasks, experts, k, layers))
+        write_routing(path, _routes(draws, method, config.benchmark.name, tasks, experts, k, layers))
         record["files"] = {"routing.npz": digest_of(path / "routing.npz")}
     write_record(path / "result.json", record)
 
 
-def write_routing(path: Path, history: list[np.ndarray]) -> None:
-    """Writes routing.npz from the routing matrices of the layers, after each phase."""
+def write_routing(path: Path, history: list[np.ndarray], by_task: bool = True) -> None:
+    """Writes routing.npz from the routing matrices of the layers, after each phase; by task, with their logits."""
     arrays = {}
     for layer, gates in enumerate(history):
         learned = np.tril(np.ones(gates.shape[:2], bool))[:, :, None] if len(gates) > 1 else True
         used = ((gates > 0) & learned).any(axis=1)
-        arrays |= {f"gates_{layer}": gates, f"used_{layer}": used, f"logits_{layer}": np.log(gates[-1] + 1e-3)}
+        arrays |= {f"gates_{layer}": gates, f"used_{layer}": used}
+        arrays |= {f"logits_{layer}": np.log(gates[-1] + 1e-3)} if by_task else {}
     np.savez_compressed(path / "routing.npz", **arrays)
 
 

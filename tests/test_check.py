@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from conftest import arrays_file
 from safetensors.numpy import save
+from test_choice import guard
 
 from cotrain import cli
+from cotrain.choice import flattened
 from cotrain.errors import Invalid
 from cotrain.experiments import check as checking
 from cotrain.experiments import checkpoint
@@ -22,12 +24,17 @@ from cotrain.experiments.check import check
 from cotrain.experiments.config import Config
 from cotrain.experiments.files import SEAL, digest_of, read_record, write_record
 from cotrain.experiments.grid import run_grid
-from cotrain.experiments.paper import Cell
+from cotrain.experiments.migration import USUAL
 from cotrain.experiments.run import run_config
+from cotrain.experiments.store import Store
+from cotrain.experiments.sweep import Cell
+from cotrain.report.table import read_records, rows
 
-METHODS = {"cotraining": "routing-network", "private": "routing-network", "joint": "routing-network"}
-METHODS |= {"finetune": "shared-bottom"}
+ROUTED = {"network": "routing-network", "experts": 4, "k": 2}
+METHODS = {"cotraining": ROUTED | {"memory": 20}, "private": ROUTED, "joint": ROUTED}
+METHODS |= {"finetune": {"network": "shared-bottom"}}
 NASTY = [None, True, -1, 0.5, 1.2, 10**400, "", "\n\ud800", [], [[]], {}, {"a": None}, [None, 1], [[[]]], [{}]]
+PLAIN = ("tasks.npz", "config.toml")  # which have no checksum
 HOSTILE = ["1e999", "-1e999", "[" * 300 + "]" * 300, "9" * 4000, '"\\ud800"']  # as JSON has them
 
 
@@ -35,8 +42,8 @@ HOSTILE = ["1e999", "-1e999", "[" * 300 + "]" * 300, "9" * 4000, '"\\ud800"']  #
 def sound(tmp_path_factory):
     """A store with its grid, a run with its checkpoints, and a run of a method without a configuration."""
     directory = tmp_path_factory.mktemp("sound")
-    small = {"arrays": arrays_file(directory / "tasks.npz"), "hidden": (8, 8), "experts": 4, "k": 2, "memory": 20}
-    configs = {method: Config(method=method, network=network, **small) for method, network in METHODS.items()}
+    small = {"arrays": arrays_file(directory / "tasks.npz"), "hidden": (8, 8)}
+    configs = {method: Config(method=method, **small, **options) for method, options in METHODS.items()}
     cells = [Cell("table", "own", method, config) for method, config in configs.items()]
     assert run_grid(cells, [0], directory / "store", progress=False, workers=1) == []
     run_config(configs["cotraining"], [3], directory / "runs", progress=False, workers=1)
@@ -81,6 +88,29 @@ def rewrite(path, **changes):
     """Changes entries of a record, with a checksum that agrees; ... deletes one."""
     record = {name: value for name, value in (read_record(path) | changes).items() if value is not ...}
     write_record(path, record)
+
+
+def with_changes(config, changes):
+    """A record's configuration with other entries; those of a part that has another name are all that it has."""
+    whole = dict(config)
+    for name, change in changes.items():
+        part = isinstance(change, dict) and "name" not in change
+        whole[name] = with_changes(config[name], change) if part else change
+    return {name: value for name, value in whole.items() if value is not ...}
+
+
+def places_in(node):
+    """All entries of a nested record, each as what puts another value there."""
+    for name, value in node.items():
+        yield value, lambda other, name=name: node | {name: other}
+        if isinstance(value, dict):
+            for inner, put in places_in(value):
+                yield inner, lambda other, name=name, put=put: node | {name: put(other)}
+
+
+def old_config(config):
+    """The same configuration as the first version wrote it."""
+    return USUAL | {name: value for name, value in flattened(config).items() if name in USUAL}
 
 
 def seal(path, text):
@@ -161,7 +191,7 @@ def test_the_command(here, capsys):
 def test_every_changed_byte_is_told(here):
     draws = random.Random(0)
     for path, data in files_of(here).items():
-        if path.name == "tasks.npz":
+        if path.name in PLAIN:
             continue
         for place in {0, len(data) - 1, *(draws.randrange(len(data)) for _ in range(40))}:
             changed = bytearray(data)
@@ -172,7 +202,7 @@ def test_every_changed_byte_is_told(here):
 
 
 def test_garbage_is_told(here):
-    kept = {path: data for path, data in files_of(here).items() if path.name != "tasks.npz"}
+    kept = {path: data for path, data in files_of(here).items() if path.name not in PLAIN}
     garbage = [b"", b"\0" * 5000, b"{}", b"PK\3\4", b"[" * 100_000, random.Random(0).randbytes(3000)]
     for path, data in kept.items():
         of_others = [data for other, data in kept.items() if not other.name == path.name == "times.json"]
@@ -234,32 +264,40 @@ def test_a_sealed_result_that_cannot_be_true(here, changes, what):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"method": "magic"}, "its option method is 'magic'"),
+        ({"method": {"name": "magic"}}, "its option method is 'magic'"),
+        ({"method": {"inner": {"name": "magic"}}}, "its option inner is 'magic'"),
+        ({"method": "cotraining"}, "its option method is 'cotraining'"),
+        ({"method": ...}, "its option method is None"),
+        ({"benchmark": {"name": "arrays"}}, "its option benchmark is 'arrays'"),
         ({"colour": "red"}, "an unknown option 'colour', of a newer version perhaps"),
-        ({"k": 5}, "its option k is 5, of 4 experts"),
-        ({"k": 2.0}, "its option k is 2.0"),
+        ({"lr": 0.1}, "an unknown option 'lr', of a newer version perhaps"),
+        ({"router": {"name": "fixed"}}, "an unknown option 'router', of a newer version perhaps"),
+        ({"network": {"colour": "red"}}, "an unknown option 'colour', of a newer version perhaps"),
+        ({"network": {"router": {"lr": 0.1}}}, "an unknown option 'lr', of a newer version perhaps"),
+        ({"network": {"k": 5}}, "its option k is 5"),
+        ({"network": {"k": 2.0}}, "its option k is 2.0"),
         ({"batch": True}, "its option batch is True"),
-        ({"lr": -1.0}, "its option lr is -1.0"),
-        ({"hidden": [8, 0]}, "its option hidden is 0"),
-        ({"hidden": 8}, "its option hidden is 8"),
-        ({"gates": "some"}, "its option gates is 'some'"),
-        ({"arrays": None, "benchmark": "split-mnist"}, "it has 2 tasks, and not 5"),
-        ({"arrays": None, "tasks": 2}, "its data are not those of its benchmark"),
-        ({"method": "joint"}, "not of the tasks that were tested"),
+        ({"method": {"inner": {"lr": -1.0}}}, "its option lr is -1.0"),
+        ({"network": {"hidden": [8, 0]}}, "its option hidden is 0"),
+        ({"network": {"hidden": 8}}, "its option hidden is 8"),
+        ({"network": {"router": {"gates": "some"}}}, "its option gates is 'some'"),
+        ({"benchmark": {"name": "split-mnist"}}, "it has 2 tasks, and not 5"),
+        ({"benchmark": {"name": "rotated-mnist", "tasks": 2}}, "its data are not those of its benchmark"),
+        ({"method": {"name": "joint"}}, "not of the tasks that were tested"),
         ({"evaluate_all": True}, "not of the tasks that were tested"),
-        ({"network": "shared-bottom"}, "it has a routing history, unlike its network"),
+        ({"network": {"name": "shared-bottom"}}, "it has a routing history, unlike its network"),
     ],
 )
 def test_a_configuration_that_cannot_be_true(here, changes, what):
     path = here / "runs" / "seed-3" / "result.json"
-    rewrite(path, config=read_record(path)["config"] | changes)
+    rewrite(path, config=with_changes(read_record(path)["config"], changes))
     assert any(what in line for line in told(here / "runs"))
 
 
 def test_options_that_came_later_are_as_by_default(here):
     path = here / "runs" / "seed-3" / "result.json"
     config = read_record(path)["config"]
-    rewrite(path, config={name: value for name, value in config.items() if name != "noisy_gates"})
+    rewrite(path, config=with_changes(config, {"network": {"router": {"noisy_gates": ...}}}))
     for old in path.parent.glob("checkpoint-*"):
         old.unlink()
     assert noted(here / "runs") == []
@@ -279,10 +317,11 @@ def test_nothing_that_an_entry_may_be_is_a_surprise(here):
             )
             seal(path, f"{{\n{marked}\n{json.dumps(name)}: {text}")
             assert told(path.parent)
-    for name, right in record["config"].items():
-        for value in NASTY:
-            write_record(path, record | {"config": record["config"] | {name: value}})
-            assert told(path.parent) or value == right
+    for config in (record["config"], old_config(record["config"])):
+        for right, put in places_in(config):
+            for value in NASTY:
+                write_record(path, record | {"config": put(value)})
+                assert told(path.parent) or value == right
 
 
 def test_a_record_nested_beyond_measure(here):
@@ -309,7 +348,10 @@ def test_a_record_nested_beyond_measure(here):
             lambda a: {"gates_0": np.full((2, 2, 4), 0.25, np.float32), "used_0": np.ones((2, 4), bool)},
             "routes of more than 2 experts",
         ),
-        (lambda a: {"gates_1": None, "used_1": None, "logits_1": None}, "it has 3 arrays"),
+        (lambda a: {"gates_1": None, "used_1": None, "logits_1": None}, "it has 1 layers"),
+        (lambda a: {"used_1": None}, "it has 5 arrays"),
+        (lambda a: {f"{name}_2": a[f"{name}_1"] for name in ("gates", "used", "logits")}, "it has 3 layers"),
+        (lambda a: {"logits_0": None, "logits_1": None}, "its router goes by something else"),
         (lambda a: {"gates_1": None, "gates_7": a["gates_1"]}, "it has no layer 1"),
     ],
 )
@@ -328,9 +370,47 @@ def test_private_experts_are_one_for_each_task(here):
     assert "routes of more than 1 experts" in only(place)
 
 
+OWN_PARTS = [
+    {"network": {"name": "my.own:Network", "experts": "many", "k": [1], "router": {"name": "task-matrix"}}},
+    {"network": {"router": {"name": "my.own:Router", "k2": 1}}},
+    {"network": {"router": {"sampling": {"name": "my.own:Sampling"}}}},
+    {"method": {"name": "my.own:Method", "lr": None}},
+    {"method": {"inner": {"name": "my.own:Method", "optimizer": {"name": "sgd"}}}},
+    {"benchmark": {"name": "my.own:Benchmark", "tasks": 7}},
+]
+
+
+@pytest.mark.parametrize("changes", OWN_PARTS)
+def test_parts_of_ones_own_may_do_as_they_like_and_are_not_imported(here, changes, monkeypatch):
+    guard(monkeypatch)
+    place = here / "runs" / "seed-3"
+    config = with_changes(read_record(place / "result.json")["config"], changes)
+    rewrite(place / "result.json", config=config)
+    for path in place.glob("checkpoint-*"):
+        recheckpoint(path, {"config": config})
+    assert noted(place) == []
+    if "network" in changes:
+        np.savez(place / "routing.npz", **(history(place) | {"gates_0": np.ones(3)}))
+        rewrite(place / "result.json", files={"routing.npz": digest_of(place / "routing.npz")})
+        assert "layer 0 is of another shape" in only(place)
+
+
+def test_data_of_a_benchmark_of_ones_own_are_anything_with_a_name_and_digests(here):
+    path = here / "runs" / "seed-3" / "result.json"
+    config = with_changes(read_record(path)["config"], OWN_PARTS[-1])
+    for old in path.parent.glob("checkpoint-*"):
+        old.unlink()
+    for data in ({"name": "mnist", "sha256": ["0"]}, {"name": "mine", "sha256": []}):
+        rewrite(path, config=config, data=data)
+        assert noted(path.parent) == []
+    for data in ({"name": "", "sha256": ["0"]}, {"name": "mine"}, {"name": "mine", "sha256": [1]}, [], "mine"):
+        rewrite(path, config=config, data=data)
+        assert "its data are" in only(path.parent)
+
+
 def test_gates_among_all_experts_may_add_up_to_less(here):
     place = here / "runs" / "seed-3"
-    config = read_record(place / "result.json")["config"] | {"gates": "all"}
+    config = with_changes(read_record(place / "result.json")["config"], {"network": {"router": {"gates": "all"}}})
     changes = {}
     for layer in (0, 1):
         old = history(place)
@@ -360,7 +440,7 @@ def test_routing_histories_that_hide_something(here):
         ({"phase": 1}, "it is at phase 1, step 0, and its name says otherwise"),
         ({"step": "0"}, "its name says otherwise"),
         ({"numerics": 9}, "its numbers are of another version (9"),
-        ({"format": 9}, "of a newer cotrain; this reads 1; use the version that wrote it"),
+        ({"format": 9}, "of a newer cotrain; this reads 2; use the version that wrote it"),
         ({"seeds": [4]}, "its seed is 4"),
         ({"seeds": 3}, "its seeds are 3"),
         ({"config": None}, "its configuration is None"),
@@ -378,7 +458,7 @@ def test_a_checkpoint_that_cannot_be_true(here, notes, what):
 @pytest.mark.parametrize(
     ("arrays", "what"),
     [
-        ({"state.learner.parameters.heads.bias": np.full((1, 2, 3), np.nan, np.float32)}, "are not all numbers"),
+        ({"state.inner.learner.parameters.heads.bias": np.full((1, 2, 3), np.nan, np.float32)}, "are not all numbers"),
         ({"accuracy": np.full((1, 2, 2), 1.5)}, "not from 0 to 1"),
         ({"accuracy": np.zeros((2, 2, 2))}, "not of its seeds and tasks"),
         ({"accuracy": np.zeros((1, 1, 1))}, "it is at phase 2 of 1"),
@@ -493,6 +573,65 @@ def test_a_grid_that_cannot_be_true(here, change, what):
     assert what in line
 
 
+HOSTILE_OPTIONS = [
+    {"method": "os:system"},
+    {"network": "os:system", "router": "os:system"},
+    {"benchmark": "os:system"},
+    {"sampling": "os:system"},
+    {"inner": "os:system", "optimizer": "os:system"},
+    {"router": "os:system"},
+    {"method": {"name": "os:system"}},
+    {"method": ["os:system"]},
+]
+
+
+@pytest.mark.parametrize("options", HOSTILE_OPTIONS)
+def test_nothing_that_a_file_names_is_imported(here, options, monkeypatch):
+    imported = guard(monkeypatch)
+    path = here / "store" / "grid.json"
+    grid = read_record(path)
+    grid["tables"]["table"][0]["options"] = options
+    write_record(path, grid)
+    assert "of another configuration than its cell" in only(here / "store")
+    place = here / "runs" / "seed-3"
+    right = read_record(place / "result.json")["config"]
+    for config in (options, USUAL | options, right | options, old_config(right) | options):
+        rewrite(place / "result.json", config=config)
+        recheckpoint(place / "checkpoint-00002-00000000.safetensors", {"config": config})
+        lines = told(place)
+        try:
+            rows(read_records([place]))
+        except Invalid:
+            result, newest = lines
+            assert result.startswith(f"{place / 'result.json'}: ")
+            assert "checkpoint-00002-00000000.safetensors: " in newest
+        else:  # arrays and a name in a record of its own may be called so
+            assert config in (right | options, old_config(right) | options)
+    assert imported
+
+
+def test_a_grid_of_the_first_version_is_checked_as_well(here, tmp_path):
+    (tmp_path / "a:b").mkdir()
+    arrays = str((here / "tasks.npz").rename(tmp_path / "a:b" / "tasks.npz"))
+    path = here / "store" / "grid.json"
+    grid = read_record(path)
+    for row in grid["tables"]["table"]:
+        [run] = row["runs"]
+        place = here / "store" / run
+        config = old_config(read_record(place / "result.json")["config"]) | {"arrays": arrays, "memory": 77}
+        rewrite(place / "result.json", config=config)
+        home = Store(here / "store" / "records").home(config, 0)
+        home.parent.mkdir(parents=True)
+        place.rename(home)
+        row["runs"] = [home.relative_to(path.parent).as_posix()]
+        row["options"] = {name: value for name, value in config.items() if value != USUAL[name]}
+    write_record(path, grid)
+    assert noted(here / "store") == []
+    grid["tables"]["table"][0]["options"]["memory"] = 78  # of co-training, where it counts
+    write_record(path, grid)
+    assert "of another configuration than its cell" in only(here / "store")
+
+
 @pytest.mark.parametrize("kind", ["directory", "pipe", "loop", "dangling", "device"])
 def test_what_is_no_file(here, kind):
     place = here / "runs" / "seed-3"
@@ -576,7 +715,7 @@ def test_directories_within_directories_without_end(here):
 
 
 def test_what_nobody_has_thought_of_does_not_end_the_check(here, monkeypatch):
-    monkeypatch.setattr(checking, "_check_times", lambda times: 1 / 0)
+    monkeypatch.setattr(checking, "check_times", lambda times: 1 / 0)
     problems = check(here).problems
     assert len(problems) == 5
     assert "it makes no sense (ZeroDivisionError('division by zero'))" in str(problems[0])

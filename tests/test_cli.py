@@ -6,18 +6,29 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import arrays_file
 
 from cotrain import cli
 from cotrain.data.fetch import Dataset
 from cotrain.experiments.config import Config
 from cotrain.experiments.files import read_record
+from cotrain.experiments.keep import Kept
 from cotrain.report.table import rows
 
-SMALL = ["--tasks", "2", "--examples", "40", "--hidden", "8", "8", "--experts", "4", "--k", "2", "--memory", "20"]
+EXAMPLES = Path(__file__).parent.parent / "examples"
+DENSE = ["--tasks", "2", "--examples", "40", "--hidden", "8", "8"]
+SMALL = [*DENSE, "--experts", "4", "--k", "2"]
+MEMORY = {"replay": ["--memory", "20"], "cotraining": ["--memory", "20"]}
 HERE = ["--workers", "1"]  # worker processes would not have the stand-in for MNIST
+
+
+def small(method: str) -> list[str]:
+    """Options that make a run of a method small."""
+    return [*SMALL, *MEMORY.get(method, [])]
 
 
 @pytest.fixture
@@ -42,7 +53,7 @@ def images(monkeypatch):
 def refused(capsys, tmp_path):
     """Runs a command that must be refused; returns its one line of complaint."""
 
-    def run(*arguments):
+    def run(*arguments, left=()):
         out = tmp_path / "out"
         try:
             code = cli.main([*arguments, "--out", str(out)])
@@ -54,7 +65,7 @@ def refused(capsys, tmp_path):
         assert printed.out == ""
         assert len(lines) == 1
         assert lines[0].startswith("cotrain: error: ")
-        assert not list(out.rglob("*.*"))
+        assert [path.name for path in out.rglob("*.*")] == list(left)
         return lines[0]
 
     return run
@@ -62,14 +73,14 @@ def refused(capsys, tmp_path):
 
 @pytest.mark.parametrize("method", ["finetune", "replay", "cotraining", "private", "joint"])
 def test_run_prints_a_table_and_writes_the_records(images, capsys, tmp_path, method):
-    assert cli.main(["run", "--method", method, "--seeds", "2", "--out", str(tmp_path), *SMALL, *HERE]) == 0
+    assert cli.main(["run", "--method", method, "--seeds", "2", "--out", str(tmp_path), *small(method), *HERE]) == 0
     table = capsys.readouterr().out
     assert "rotated-mnist" in table
     assert method in table
     for seed in (0, 1):
         record = json.loads((tmp_path / f"seed-{seed}" / "result.json").read_text())
         assert record["seed"] == seed
-        assert record["config"]["method"] == method
+        assert record["config"]["method"]["name"] == method
         assert 0 <= record["acc"] <= 1
         assert record["acc"] == pytest.approx(np.mean(record["accuracy"][-1]))
         times = read_record(tmp_path / f"seed-{seed}" / "times.json")
@@ -90,7 +101,8 @@ def test_run_prints_a_table_and_writes_the_records(images, capsys, tmp_path, met
 
 
 def test_a_shared_bottom_has_no_routing_history(images, tmp_path):
-    assert cli.main(["run", "--method", "replay", "--network", "shared-bottom", "--out", str(tmp_path), *SMALL]) == 0
+    options = ["--method", "replay", "--network", "shared-bottom", "--memory", "20", *DENSE]
+    assert cli.main(["run", *options, "--out", str(tmp_path)]) == 0
     assert not (tmp_path / "seed-0" / "routing.npz").exists()
 
 
@@ -188,9 +200,9 @@ def test_help_imports_nothing_heavy():
         (["--workers", "0"], ["--workers", "0", "at least 1"]),
         (["--workers", "2", "--at-once", "True"], ["--workers", "2", "leave it out"]),
         (["--hidden", "4"], ["budget", "parameters"]),
-        (["--lr", "nan"], ["--lr", "nan", "at least 0"]),
+        (["--lr", "nan"], ["--lr", "nan", "give a number"]),
         (["--lr", "-0.1"], ["--lr", "-0.1", "at least 0"]),
-        (["--router-lr", "inf"], ["--router-lr", "inf", "at least 0"]),
+        (["--router-lr", "inf"], ["--router-lr", "inf", "give a number"]),
         (["--memory-lr", "-1"], ["--memory-lr", "-1", "at least 0"]),
         (["--cotraining-lr", "-1"], ["--cotraining-lr", "-1", "at least 0"]),
         (["--noise", "-1"], ["--noise", "-1"]),
@@ -199,6 +211,26 @@ def test_help_imports_nothing_heavy():
         (["--method", "private", "--experts", "10"], ["--experts", "10", "20 or more"]),
         (["--tasks", "many"], ["--tasks", "many", "INT"]),
         (["--tsks", "3"], ["--tsks", "did you mean --tasks?"]),
+        (
+            ["--method", "finetune", "--memory", "5"],
+            ["--memory", "5", "method finetune", "one of method replay, method cotraining"],
+        ),
+        (
+            ["--sampling", "none", "--noise", "0.1"],
+            ["--noise", "0.1", "sampling none", "one of sampling gaussian, sampling noisy-top-k, sampling gumbel"],
+        ),
+        (
+            ["--network", "shared-bottom", "--k", "2"],
+            ["--k", "2", "network shared-bottom", "one of network routing-network"],
+        ),
+        (["--router", "input"], ["--router", "'input'", "choose a router by task"]),
+        (["--benchmark", "arrays"], ["--arrays", "required"]),
+        (["--method", "nowhere:Options"], ["--method", "'nowhere:Options'", "No module named", "package.module:Class"]),
+        (
+            ["--method", "json:Options"],
+            ["--method", "'json:Options'", "no attribute 'Options'", "package.module:Class"],
+        ),
+        (["--router", "cotrain.experiments.config:Schedule"], ["--router", "Schedule'", "dataclass with __call__"]),
     ],
 )
 def test_bad_input_is_refused_in_one_line(images, refused, arguments, expected):
@@ -209,7 +241,7 @@ def test_bad_input_is_refused_in_one_line(images, refused, arguments, expected):
 
 @pytest.mark.parametrize("method", ["finetune", "replay", "cotraining", "private", "joint"])
 def test_a_learning_rate_that_diverges_stops_the_run(images, refused, method):
-    message = refused("run", "--method", method, "--lr", "1e20", "--units", "16", *SMALL)
+    message = refused("run", "--method", method, "--lr", "1e20", "--units", "16", *small(method), left=["config.toml"])
     assert re.search(r"lr: the loss became (nan|inf) at task 1, step [2-4] \(seed 0\); choose a smaller one", message)
 
 
@@ -273,3 +305,272 @@ def test_tuning_without_its_library_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert cli.main(["tune"]) == 1
     assert capsys.readouterr().err == "cotrain: error: cotrain tune needs Optuna: pip install 'cotrain[tune]'\n"
+
+
+# What applies
+
+
+def shown(capsys, *arguments: str) -> set[str]:
+    """The options that `cotrain run … --help` shows."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", *arguments, "--help"])
+    assert not stop.value.code
+    return set(re.findall(r"^[│ ] (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+
+
+def test_help_shows_the_options_of_what_is_chosen(capsys, tmp_path):
+    finetune, replay = shown(capsys, "--method", "finetune"), shown(capsys, "--method=replay")
+    assert replay - finetune == {"--memory", "--memory-batch", "--memory-lr"}
+    assert shown(capsys) - replay == {"--inner", "--cotraining-lr", "--cotrain-heads"}
+    assert {
+        "--seeds",
+        "--benchmark",
+        "--tasks",
+        "--k",
+        "--router",
+        "--noise",
+        "--lr",
+        "--optimizer",
+        "--batch",
+    } <= finetune
+    by_input = shown(capsys, "--method", "finetune", "--router", "input")
+    assert by_input ^ finetune == {"--balance", "--noisy", "--sampling", "--noise", "--gates", "--noisy-gates"}
+    (tmp_path / "a.toml").write_text('method = "replay"\nrouter = "input"')
+    assert shown(capsys, str(tmp_path / "a.toml")) == by_input | replay - finetune
+
+
+# Configurations in files
+
+
+def config_of(*arguments: object) -> Config:
+    """The configuration that `cotrain run` takes these to be."""
+    return cli._parse(["run", *map(str, arguments)]).config
+
+
+GROUPED = """
+epochs = 2
+
+[benchmark]
+name = "split-mnist"
+
+[network]
+hidden = [8, 8]
+
+[network.router]
+name = "task-matrix"
+gates = "all"
+
+[network.router.sampling]
+name = "gumbel"
+noise = 0.2
+
+[method]
+name = "cotraining"
+cotraining_lr = 0.3
+inner = { name = "replay", lr = 0.05, memory = 20, optimizer = { name = "adam" } }
+"""
+FLAT = """
+epochs = 2
+benchmark = "split-mnist"
+hidden = [8, 8]
+gates = "all"
+sampling = "gumbel"
+noise = 0.2
+cotraining_lr = 0.3
+lr = 0.05
+memory = 20
+optimizer = "adam"
+"""
+FILED = {"epochs": 2, "benchmark": "split-mnist", "hidden": (8, 8), "gates": "all", "sampling": "gumbel", "noise": 0.2}
+FILED |= {"lr": 0.05, "optimizer": "adam"}
+
+
+@pytest.fixture(params=[GROUPED, FLAT], ids=["grouped", "flat"])
+def file(request, tmp_path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(request.param)
+    return path
+
+
+def test_a_file_has_options_in_groups_or_not(file):
+    assert config_of(file) == Config(**FILED, cotraining_lr=0.3, memory=20)
+
+
+def test_what_is_typed_goes_before_the_file(file):
+    typed = config_of(file, "--lr", "0.4", "--hidden", "7", "--noise=0.01", "--seeds", "2")
+    assert typed == Config(**FILED, cotraining_lr=0.3, memory=20).but(lr=0.4, hidden=(7,), noise=0.01)
+
+
+def test_a_typed_choice_drops_the_files_options_of_the_one_it_replaces(file):
+    assert config_of(file, "--method", "finetune") == Config(**FILED, method="finetune")
+    assert config_of(file, "--sampling", "none").flat.get("noise") is None
+    dense = config_of(file, "--network", "shared-bottom").flat
+    assert dense["hidden"] == (8, 8)
+    assert "gates" not in dense
+
+
+def test_typed_arrays_take_the_place_of_a_files_benchmark(file):
+    config = config_of(file, "--arrays", "mine.npz")
+    assert config.benchmark.name == "arrays"
+    assert config.flat["arrays"] == "mine.npz"
+    assert config.flat["lr"] == 0.05
+
+
+@pytest.mark.parametrize(
+    ("text", "typed", "expected"),
+    [
+        ("memry = 5", [], ["--memry", "5", "no such option"]),
+        ('method = "finetune"\nmemory = 5', [], ["--memory", "5", "method finetune", "method replay"]),
+        ("memry = 5", ["--method", "finetune"], ["--memry", "5", "no such option"]),
+        ('tasks = "many"', [], ["--tasks", "'many'", "whole number"]),
+        ("lr = 0.1\n[method]\nlr = 0.1", [], ["--lr", "0.1", "two parts"]),
+        ("lr = ", [], ["file", "run.toml", "not TOML"]),
+        (None, [], ["file", "run.toml", "no such file"]),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line(refused, tmp_path, text, typed, expected):
+    if text is not None:
+        (tmp_path / "run.toml").write_text(text)
+    message = refused("run", str(tmp_path / "run.toml"), *typed)
+    for part in expected:
+        assert part in message
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """All files but those with the times."""
+    found = [path for path in directory.rglob("*") if path.is_file() and path.name != "times.json"]
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
+
+
+def interrupt(monkeypatch, moment: int, *arguments: str) -> None:
+    """Runs a command in this process, and interrupts it at its `moment`-th snapshot."""
+    seen, show = [], Kept.show
+
+    def pull(self, snapshot):
+        show(self, snapshot)
+        seen.append(snapshot.event)
+        if len(seen) == moment:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Kept, "show", pull)
+        assert cli.main([*arguments, *HERE]) == 130
+    assert len(seen) == moment
+
+
+def test_a_runs_own_file_gives_its_configuration_and_goes_on_with_it(images, monkeypatch, tmp_path, capsys):
+    options = ["--sampling", "gumbel", "--lr", "0.05", "--stream-seed", "3", "--save-every", "0", *small("cotraining")]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert cli.main(["run", *options, "--out", str(whole)]) == 0
+    again = config_of(whole / "config.toml")
+    assert again == config_of(*options)
+    assert again.record() == read_record(whole / "seed-0" / "result.json")["config"]
+    interrupt(monkeypatch, 4, "run", *options, "--out", str(cut))
+    assert list((cut / "seed-0").glob("checkpoint-*"))
+    assert not (cut / "seed-0" / "result.json").exists()
+    assert cli.main(["run", str(cut / "config.toml"), "--out", str(cut), "--resume", "--save-every", "0"]) == 0
+    assert contents(cut) == contents(whole)
+    other = ["run", str(cut / "config.toml"), "--lr", "0.06", "--out", str(cut), "--resume"]
+    (cut / "seed-0" / "result.json").unlink()
+    before = contents(cut)
+    capsys.readouterr()
+    assert cli.main(other) == 2
+    assert "of another run (lr 0.05, not 0.06)" in capsys.readouterr().err
+    assert contents(cut) == before
+
+
+# One's own
+
+
+OWN = {
+    "method": ["--method", "own_method:Options", "--strength", "50", "--lr", "0.05"],
+    "router": ["--router", "own_router:Options", "--one-head", "--method", "replay", "--memory", "20"],
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_ones_own_runs_goes_on_is_checked_and_reported(tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr("cotrain.report.write.figures", lambda table: {})
+    options = ["--arrays", arrays_file(tmp_path / "toy.npz"), "--hidden", "8", "--experts", "4", "--k", "2", *OWN[kind]]
+    command = ["run", *options, "--seeds", "2", "--save-every", "0", "--chunk", "2", "--out"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert cli.main([*command, str(whole), "--workers", "2"]) == 0
+    assert OWN[kind][1] in capsys.readouterr().out.replace("\n", "")
+    interrupt(monkeypatch, 5, *command, str(cut))
+    assert list(cut.glob("seed-0/checkpoint-*"))
+    assert cli.main([*command, str(cut), "--workers", "2", "--resume"]) == 0
+    assert contents(cut) == contents(whole)
+
+    config = config_of(*options)
+    for seed in (0, 1):
+        record = read_record(whole / f"seed-{seed}" / "result.json")
+        assert record["config"] == json.loads(json.dumps(config.record()))
+        assert 0 <= record["acc"] <= 1
+        with np.load(whole / f"seed-{seed}" / "routing.npz") as routing:
+            assert ("logits_0" in routing.files) is (kind == "method")
+            assert routing["gates_0"].shape == (2, 2, 4)
+    record = read_record(whole / "seed-0" / "result.json")["config"]
+    own = record["method"] if kind == "method" else record["network"]["router"]
+    assert own["name"] == OWN[kind][1]
+    assert own["strength" if kind == "method" else "sharpness"] == (50 if kind == "method" else 10)
+    assert config_of(whole / "config.toml") == config
+
+    monkeypatch.setitem(sys.modules, OWN[kind][1].partition(":")[0], None)  # records are read without it
+    capsys.readouterr()
+    assert cli.main(["check", str(whole)]) == 0
+    checked = capsys.readouterr().out
+    assert "2 results, 2 routing histories, " in checked
+    assert "problem" not in checked
+    assert checked.endswith("all is well\n")
+    assert cli.main(["report", str(whole)]) == 0
+    label = {"method": "own_method:Options on routing-network", "router": "replay on routing-network"}[kind]
+    [row] = json.loads((whole / "runs.json").read_text())
+    assert (row["benchmark"], row["method"], row["seeds"]) == ("toy", label, 2)
+    assert label in (whole / "index.html").read_text()
+
+
+BENCHMARK = '''
+from dataclasses import dataclass
+
+import numpy as np
+
+import cotrain
+
+
+@dataclass(frozen=True)
+class Lines:
+    """which side of a line points are on"""
+
+    lines: int = 2
+    """number of lines, each a task"""
+    spec = None
+
+    def __call__(self, load):
+        def make(seed):
+            draws, tasks = np.random.default_rng(seed), []
+            for _ in range(self.lines):
+                x = draws.normal(size=(60, 4)).astype(np.float32)
+                y = (x @ draws.normal(size=4) > 0).astype(int)
+                tasks.append((x[:40], y[:40], x[40:], y[40:]))
+            return cotrain.Stream.from_arrays(tasks)
+
+        return make
+'''
+
+
+def test_a_benchmark_of_ones_own(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_lines.py").write_text(BENCHMARK)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--benchmark", "own_lines:Lines", "--lines", "3", "--network", "shared-bottom", "--method", "finetune"]
+    assert shown(capsys, *options) - shown(capsys, *options[4:]) == {"--lines"}
+    out = tmp_path / "out"
+    command = ["run", *options, "--hidden", "8", "--epochs", "20", "--seeds", "2", "--workers", "2", "--out", str(out)]
+    assert cli.main(command) == 0
+    records = [read_record(out / f"seed-{seed}" / "result.json") for seed in (0, 1)]
+    assert [record["config"]["benchmark"] for record in records] == [{"name": "own_lines:Lines", "lines": 3}] * 2
+    assert records[0]["accuracy"] != records[1]["accuracy"]
+    assert all(np.diagonal(np.array(record["accuracy"], float)).mean() > 0.7 for record in records)  # chance is 0.5
+    capsys.readouterr()
+    assert cli.main(["check", str(out)]) == 0
+    assert capsys.readouterr().out.endswith("all is well\n")

@@ -3,19 +3,33 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CASES, OPTIONS, STREAM, TRACES, distance, first_batch, identical, make, run, streamed, toy
+from conftest import (
+    CASES,
+    MORE_CASES,
+    OPTIONS,
+    STREAM,
+    TRACES,
+    distance,
+    first_batch,
+    identical,
+    make,
+    run,
+    streamed,
+    toy,
+)
 
 from cotrain.engine import learn
 from cotrain.errors import Invalid
+from cotrain.methods.descent import begin
 from cotrain.methods.private import private
 from cotrain.networks.experts import dense
-from cotrain.networks.routing import routing_network, shared_bottom
+from cotrain.networks.routing_network import routing_network
+from cotrain.networks.shared_bottom import shared_bottom
 
 TASKS, CLASSES = STREAM.spec.tasks, STREAM.spec.classes
-every_case = pytest.mark.parametrize("case", CASES, ids="-".join)
+every_case = pytest.mark.parametrize("case", CASES + MORE_CASES, ids="-".join)
 
 
 @functools.cache
@@ -66,8 +80,18 @@ def test_state_keeps_its_structure_and_types(case):
     noise = jax.eval_shape(method.draw, jax.random.key(1), batch)
     after, info = jax.eval_shape(method.update, state, batch, noise)
     assert described(after) == described(state)
-    assert described(jax.eval_shape(method.consolidate, state, jnp.array(1))) == described(state)
+    some = first_batch(STREAM, 1, size=method.examples)
+    some = some._replace(task=some.tasks) if case[0] == "joint" else some
+    assert described(jax.eval_shape(method.consolidate, state, some, jax.random.key(2))) == described(state)
+    fresh = jax.eval_shape(lambda key: begin(method.network, method.optimizer, key), jax.random.key(0))
+    assert described(state.learner) == described(fresh)
     assert info.loss.shape == ()
+    assert {value.shape for value in info.scalars.values()} <= {()}
+    if info.replayed is not None:
+        x, y, task, weight = info.replayed
+        assert x.shape == (*y.shape, *STREAM.spec.shape)
+        assert y.shape == task.shape == weight.shape
+    assert all(rate is None or rate.shape == () for rate in method.rates)
 
 
 def described(tree):
@@ -89,7 +113,12 @@ def test_it_is_traced_once_for_any_data_rate_and_seed(case):
 
 
 def test_a_private_expert_per_task_takes_as_many_experts():
-    with pytest.raises(Invalid, match=r"experts: 1 is not valid.*3 or more"):
+    with pytest.raises(Invalid, match=r"network: 'shared-bottom' is not valid.*routing-network"):
         private(shared_bottom(STREAM.spec, (12,)))
     with pytest.raises(Invalid, match=r"experts: 2 is not valid.*3 or more"):
         private(routing_network(STREAM.spec, dense(12), experts=2, k=1))
+
+
+def test_for_one_task_one_expert_is_enough():
+    network = shared_bottom(toy(tasks=1).spec, (12,))
+    assert private(network).network == network

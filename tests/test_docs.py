@@ -1,6 +1,7 @@
 """What the documents say is what the code does: tables, examples and defaults."""
 
-import dataclasses
+import contextlib
+import importlib
 import inspect
 import json
 import re
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import cotrain
-from cotrain.experiments.config import BENCHMARKS, METHODS, NETWORKS, OPTIMIZERS, Config
+from cotrain.choice import entry_of
+from cotrain.experiments.config import TABLES, Config, every_name
 from cotrain.report.documents import as_csv, as_json, as_latex, as_markdown
 from cotrain.report.readme import readme
 from cotrain.report.study import read_study
@@ -55,6 +57,15 @@ def test_the_readmes_example_is_the_one_that_runs():
     assert example.endswith(code[1])
 
 
+def test_own_methods_and_routers_are_short():
+    own = {name: (ROOT / "examples" / f"own_{name}.py").read_text() for name in ("method", "router")}
+    sizes = {name: len(text.splitlines()) for name, text in own.items()}
+    assert sizes["method"] <= 60
+    assert sizes["router"] <= 40
+    assert f"in {sizes['method']} lines" in README
+    assert f"in {sizes['router']}" in README
+
+
 @pytest.mark.parametrize("name", ["own_tasks", "own_experts"])
 def test_an_example_runs(name, capsys):
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
@@ -64,7 +75,8 @@ def test_an_example_runs(name, capsys):
 
 
 @pytest.mark.parametrize(
-    "path", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/deviations.md", "docs/performance.md"]
+    "path",
+    ["README.md", "CONTRIBUTING.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))],
 )
 def test_links_to_files_lead_somewhere(path):
     targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / path).read_text())
@@ -73,28 +85,52 @@ def test_links_to_files_lead_somewhere(path):
 
 
 def test_every_option_that_the_documents_name_exists():
-    options = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Config)}
+    options = {f"--{name.replace('_', '-')}" for name in every_name()}
     named = set(re.findall(r"`(--[a-z-]+)", (ROOT / "docs" / "deviations.md").read_text()))
     assert named
     assert named <= options | {"--seeds", "--first-seed"}
 
 
+def test_the_walk_of_a_minibatch_is_of_functions_that_there_are():
+    text = (ROOT / "docs" / "design.md").read_text()
+    walk = re.findall(r"\| \d+ \| `([\w.]+)` \|", text)
+    assert 6 <= len(walk) <= 12
+    for name in walk:
+        module, thing = name, None
+        while thing is None:  # a function, or a method of a class
+            module = module.rpartition(".")[0]
+            with contextlib.suppress(ModuleNotFoundError):
+                thing = importlib.import_module(f"cotrain.{module}")
+        for part in name.removeprefix(f"{module}.").split("."):
+            thing = getattr(thing, part)
+        assert callable(thing)
+
+
+def test_files_are_short():
+    kinds = (".py", ".js", ".toml", ".json", ".html", ".css")
+    files = [path for path in (ROOT / "src").rglob("*") if path.suffix in kinds]
+    assert len(files) > 50
+    assert [path.name for path in files if len(path.read_text().splitlines()) > 350] == []
+
+
 def test_defaults_agree_between_the_shell_and_python():
-    config = Config()
-    for function in (cotrain.routing_network, cotrain.replay, cotrain.cotraining, cotrain.learn):
+    config, agreed = Config().flat | Config(network="shared-bottom").flat, set()
+    functions = (cotrain.routing_network, cotrain.shared_bottom, cotrain.replay, cotrain.cotraining, cotrain.finetune)
+    for function in (*functions, cotrain.task_matrix, cotrain.gaussian, cotrain.learn, cotrain.by_input):
         for name, parameter in inspect.signature(function).parameters.items():
             default = getattr(parameter.default, "__name__", parameter.default)  # an optimizer is a function
-            if hasattr(config, name) and default != "_empty":
-                assert getattr(config, name) == default, f"{function.__name__}: {name}"
+            if name in config and default not in ("_empty", None) and (function, name) != (cotrain.cotraining, "lr"):
+                assert config[name] == default, f"{function.__name__}: {name}"
+                agreed.add(name)
+    assert agreed >= {"lr", "layers", "experts", "k", "aggregation", "gates", "noise", "hidden", "optimizer", "batch"}
     memory = inspect.signature(cotrain.reservoir).parameters
-    assert (memory["capacity"].default, memory["batch"].default) == (config.memory, config.memory_batch)
-    assert inspect.signature(cotrain.shared_bottom).parameters["hidden"].default == config.hidden
+    assert (memory["capacity"].default, memory["batch"].default) == (config["memory"], config["memory_batch"])
 
 
-def test_the_help_names_every_choice():
-    source = inspect.getsource(Config)
-    for name in (*METHODS, *NETWORKS, *OPTIMIZERS, *{known.stream for known in BENCHMARKS.values()}):
-        assert name in source
+def test_what_can_be_chosen_says_in_a_line_what_it_is():
+    for kind, table in TABLES.items():
+        for name in table:
+            assert re.fullmatch("[^\n]{10,120}", entry_of(kind, name, table).__doc__)
 
 
 def test_every_public_name_can_be_had():

@@ -2,30 +2,47 @@
 
 import contextlib
 import re
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from conftest import OPTIONS, STREAM, identical, make, run, toy
 
-from cotrain import engine
+from cotrain import engine, evaluation
+from cotrain.data.feed import Feed, Room
 from cotrain.data.stream import Spec, Stream
-from cotrain.engine import TEST_BATCH, learn, steps_of
+from cotrain.engine import learn, steps_of
 from cotrain.errors import Diverged, Invalid
+from cotrain.evaluation import TEST_BATCH
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
 from cotrain.methods.descent import Learner
 from cotrain.methods.finetune import finetune
-from cotrain.methods.method import Info, State
+from cotrain.methods.method import Info
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
-from cotrain.networks.routing import Network, routing_network, shared_bottom
+from cotrain.networks.network import Network
+from cotrain.networks.routing_network import routing_network
+from cotrain.networks.shared_bottom import shared_bottom
 
 CLASSES = 3
 POISON = -1.0
 EXAMPLE, LABEL, TASK, WEIGHT = range(4)
+
+
+class TallyState(NamedTuple):
+    """What a tally has been given so far."""
+
+    learner: Learner
+    given: jax.Array  # a row an example
+    count: jax.Array  # the rows that are filled
+    ended: jax.Array  # the last tasks that have ended, the latest first
+    some: jax.Array  # what it was shown of the last one
+    key: jax.Array  # what it was given then to draw numbers
 
 
 class Tally(eqx.Module):
@@ -36,26 +53,32 @@ class Tally(eqx.Module):
 
     network: Network
     room: int = eqx.field(static=True)
+    examples: int = eqx.field(static=True, default=15)
 
     def init(self, key):
         shapes = jax.eval_shape(self.network.init, key)
         parameters = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         ended = jnp.full(self.network.spec.tasks + 1, -1)
-        return State(Learner(parameters, None), None, (jnp.zeros((self.room, 4)), jnp.array(0), ended))
+        given, some = (jnp.zeros((size, 4)) for size in (self.room, self.examples))
+        return TallyState(Learner(parameters, None), given, jnp.array(0), ended, some, jnp.zeros(2, jnp.uint32))
 
     def draw(self, key, batch):
         return ()
 
     def update(self, state, batch, noise):
-        given, count, ended = state.used
-        columns = batch.x.reshape(len(batch.y), -1)[:, 0], batch.y, batch.tasks, batch.weight
-        given = jax.lax.dynamic_update_slice(given, jnp.stack(columns, axis=1, dtype=float), (count, 0))
-        loss = jnp.where((columns[0] == POISON).any(), jnp.nan, 0.0)
-        return state._replace(used=(given, count + len(batch.y), ended)), Info(loss)
+        rows = self.rows(batch)
+        given = jax.lax.dynamic_update_slice(state.given, rows, (state.count, 0))
+        loss = jnp.where((rows[:, EXAMPLE] == POISON).any(), jnp.nan, 0.0)
+        scalars = {"first": rows[0, EXAMPLE], "count": state.count}
+        return state._replace(given=given, count=state.count + len(batch.y)), Info(loss, scalars)
 
-    def consolidate(self, state, task):
-        given, count, ended = state.used
-        return state._replace(used=(given, count, jnp.roll(ended, 1).at[0].set(task)))
+    def consolidate(self, state, batch, key):
+        ended = jnp.roll(state.ended, 1).at[0].set(batch.tasks.max())
+        return state._replace(ended=ended, some=self.rows(batch), key=jax.random.key_data(key))
+
+    def rows(self, batch):
+        columns = batch.x.reshape(len(batch.y), -1)[:, 0], batch.y, batch.tasks, batch.weight
+        return jnp.stack(columns, axis=1, dtype=float)
 
 
 def numbered(sizes, tests=(4, 4, 4), start=0) -> Stream:
@@ -68,13 +91,13 @@ def numbered(sizes, tests=(4, 4, 4), start=0) -> Stream:
     return Stream.from_arrays(tasks, CLASSES)
 
 
-def tally(stream, room=200):
-    return Tally(shared_bottom(stream.spec, (2,)), room)
+def tally(stream, room=200, examples=15):
+    return Tally(shared_bottom(stream.spec, (2,)), room, examples)
 
 
 def given(snapshot, seed=0):
     """All that was given to a tally, in the order of giving."""
-    table, count, _ = (np.asarray(part)[seed] for part in snapshot.state.used)
+    table, count = (np.asarray(part)[seed] for part in (snapshot.state.given, snapshot.state.count))
     assert count <= len(table)
     return table[:count]
 
@@ -156,13 +179,93 @@ def test_steps_are_counted_ahead():
 
 def test_a_method_is_told_when_a_task_has_ended():
     stream = numbered((5, 5, 5))
-    ended = [s.state.used[2][0].tolist() for s in learn(tally(stream), [stream], [0], batch=5)]
+    ended = [s.state.ended[0].tolist() for s in learn(tally(stream), [stream], [0], batch=5)]
     assert ended[-1] == [2, 1, 0, -1]
     assert ended[2] == [0, -1, -1, -1]
-    assert run(learn(tally(stream), [stream.shuffled()], [0], batch=5)).state.used[2][0].tolist() == [2, -1, -1, -1]
+    assert run(learn(tally(stream), [stream.shuffled()], [0], batch=5)).state.ended[0].tolist() == [2, -1, -1, -1]
+
+
+def shown(stream, examples, seeds=(0,), **options):
+    """What a tally was shown at the end of each phase, and its keys."""
+    streams = [stream] * len(seeds)
+    snapshots = learn(tally(stream, examples=examples), streams, seeds, batch=4, **options)
+    ends = [(np.array(s.state.some), np.array(s.state.key)) for s in snapshots if s.event == "evaluated"]
+    return [np.stack(parts, axis=1) for parts in zip(*ends, strict=True)]
+
+
+def test_a_method_is_shown_examples_of_the_task_that_has_ended():
+    stream = numbered((11, 3, 8))
+    ((*tables,),), _ = shown(stream, examples=5)
+    for task, (table, low, high) in enumerate(zip(tables, (0, 11, 14), (11, 14, 22), strict=True)):
+        count = min(5, high - low)
+        np.testing.assert_array_equal(table[:, WEIGHT], np.arange(5) < count)
+        np.testing.assert_array_equal(table[:, TASK], task)
+        real = table[:count]
+        check_examples(real)
+        assert len(set(real[:, EXAMPLE])) == count, "without replacement"
+        assert low <= real[:, EXAMPLE].min() <= real[:, EXAMPLE].max() < high
+
+
+def test_a_method_is_shown_examples_of_all_tasks_of_a_joint_stream():
+    ((table,),), _ = shown(numbered((11, 3, 8)).shuffled(), examples=30)
+    real = table[:22]
+    np.testing.assert_array_equal(table[:, WEIGHT], np.arange(30) < 22)
+    np.testing.assert_array_equal(np.sort(real[:, EXAMPLE]), np.arange(22))
+    np.testing.assert_array_equal(real[:, TASK], np.searchsorted([11, 14], real[:, EXAMPLE], side="right"))
+    check_examples(real)
+
+
+def test_what_a_method_is_shown_depends_on_the_seed_alone():
+    stream = numbered((11, 3, 8))
+    alone = [shown(stream, 5, [seed]) for seed in (0, 1)]
+    assert identical(shown(stream, 5, chunk=1, epochs=2)[0], alone[0][0])
+    assert identical(shown(stream, 5, chunk=1), alone[0])
+    assert identical(shown(stream, 5, [0, 1]), [np.concatenate(parts) for parts in zip(*alone, strict=True)])
+    assert not identical(alone[0][0], alone[1][0])
+    keys = np.concatenate([key[0] for _, key in alone])
+    assert len({tuple(key) for key in keys.tolist()}) == 6, "each end has a key of its own"
+    *_, middle, _, _, _ = (s.kept() for s in learn(tally(stream), [stream], [0], batch=4, chunk=1))
+    assert (middle.phase, middle.event) == (2, "evaluated")
+    resumed, whole = (run(learn(tally(stream), [stream], [0], batch=4, start=start)) for start in (middle, None))
+    assert identical(resumed.state, whole.state)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.uint8])
+def test_a_method_that_wants_no_examples_is_shown_none(kind):
+    x, y = np.ones((4, 2, 3), kind), np.arange(4) % 2
+    one_by_one = Stream.from_arrays([(x, y, x, y)] * 2)
+    for stream, task in ((one_by_one, ()), (one_by_one.shuffled(), (0,))):
+        batch = Feed(stream, stream.phases[0], 0, 0, 4, 1, Room()).some(0)
+        assert [np.shape(part) for part in batch] == [(0, 2, 3), (0,), task, (0,)]
+
+
+def test_each_example_is_shown_as_often():
+    stream, runs = numbered((9, 5)), 3000
+    shown_to = [Feed(stream, [0], seed, 0, 4, 1, Room()).some(4).x.ravel() for seed in range(runs)]
+    counts = np.bincount(np.concatenate(shown_to).astype(int), minlength=9)
+    variance = runs * 4 / 9 * (1 - 4 / 9) * 9 / 8  # drawn without replacement
+    assert scipy.stats.chi2.sf(((counts - runs * 4 / 9) ** 2).sum() / variance, 8) > 1e-4
 
 
 # What is measured
+
+
+def test_what_a_step_says_of_itself_is_handed_out_chunk_by_chunk():
+    stream = numbered((10, 5))
+    snapshots = list(learn(tally(stream), [stream] * 2, [0, 1], batch=2, chunk=3))
+    assert snapshots[0].scalars == {}
+    chunks = [snapshot.scalars for snapshot in snapshots if snapshot.event == "trained"]
+    for scalars, steps in zip(chunks, (3, 2, 3), strict=True):
+        assert {name: values.shape for name, values in scalars.items()} == dict.fromkeys(
+            ("loss", "first", "count"), (2, steps)
+        )
+        assert not scalars["loss"].any()
+    assert snapshots[-1].scalars is chunks[-1]
+    first, count = (np.concatenate([scalars[name] for scalars in chunks], axis=1) for name in ("first", "count"))
+    assert np.issubdtype(count.dtype, np.integer)
+    for seed in range(2):
+        np.testing.assert_array_equal(first[seed], given(snapshots[-1], seed)[::2, EXAMPLE])
+        np.testing.assert_array_equal(count[seed], 2 * np.arange(8))
 
 
 def test_snapshots_come_after_each_chunk_and_each_evaluation():
@@ -217,10 +320,10 @@ def test_routing_is_recorded_after_each_phase():
 
 @pytest.mark.parametrize(("inputs", "minibatches", "tested"), [(0, 1, 1), (1, 1, 1), (13, 2, 13), (10**6, 16, 32)])
 def test_large_inputs_are_laid_out_a_few_at_a_time(inputs, minibatches, tested, monkeypatch):
-    method, sizes, correct = make(("finetune", "shared_bottom")), set(), engine._correct
+    method, sizes, correct = make(("finetune", "shared_bottom")), set(), evaluation._correct
     whole = run(learn(method, [STREAM], [0], **OPTIONS))
-    monkeypatch.setattr(engine, "ROOM", inputs * 6 * 4)  # an input has 6 numbers
-    monkeypatch.setattr(engine, "_correct", lambda *given: sizes.add(given[-1].size) or correct(*given))
+    monkeypatch.setattr(evaluation, "ROOM", inputs * 6 * 4)  # an input has 6 numbers
+    monkeypatch.setattr(evaluation, "_correct", lambda *given: sizes.add(given[-1].size) or correct(*given))
     snapshots = list(learn(method, [STREAM], [0], **OPTIONS))
     assert next(s.step for s in snapshots if s.event == "trained") == minibatches
     assert sizes == {tested}
@@ -231,7 +334,14 @@ def test_large_inputs_are_laid_out_a_few_at_a_time(inputs, minibatches, tested, 
 # What it compiles
 
 
-@pytest.mark.parametrize("kind", [finetune, replay, cotraining], ids=lambda kind: kind.__name__)
+KINDS = {
+    "finetune": finetune,
+    "replay": lambda network: replay(network, reservoir(29, 5)),
+    "cotraining": lambda network: cotraining(replay(network, reservoir(29, 5))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("network", ["dense", "routed"])
 def test_no_step_copies_weights_or_memory(kind, network, monkeypatch):
     """The shapes below are nothing else's."""
@@ -249,7 +359,7 @@ def test_no_step_copies_weights_or_memory(kind, network, monkeypatch):
         return advance(chunk, state)
 
     monkeypatch.setattr(engine, "_compiled", lambda: look)
-    next(learn(kind(made) if kind is finetune else kind(made, reservoir(29, 5)), [stream], [0], batch=4))
+    next(learn(kind(made), [stream], [0], batch=4))
     assert {shape for shape in shapes if f"f32[{shape}]" in texts[0]} == shapes
     copied = set(re.findall(r"= f32\[([\d,]+)\]\S* copy\(", texts[0]))
     assert not copied & (shapes | {"29,13"})

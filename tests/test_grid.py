@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -17,25 +17,27 @@ import pytest
 from conftest import arrays_file
 
 from cotrain.data.fetch import SHA256
-from cotrain.experiments import paper, provenance, store
+from cotrain.experiments import provenance, store
 from cotrain.experiments.config import Config
 from cotrain.experiments.files import write_record
 from cotrain.experiments.grid import run_grid
-from cotrain.experiments.paper import METHODS, SCALES, Cell, cells
+from cotrain.experiments.paper import GRID, METHODS, SCALES
 from cotrain.experiments.store import Store, key_of
-
-SMALL = {"hidden": (8,), "layers": 1, "experts": 4, "k": 2, "memory": 20}
+from cotrain.experiments.sweep import Cell, read_sweep
+from cotrain.methods import cotraining
 
 
 @pytest.fixture
 def small(tmp_path) -> list[Cell]:
     """Two methods on two tasks."""
-    config = Config(arrays=arrays_file(tmp_path / "tasks.npz", examples=60), network="shared-bottom", **SMALL)
+    arrays = arrays_file(tmp_path / "tasks.npz", examples=60)
+    config = Config(arrays=arrays, network="shared-bottom", method="finetune", hidden=(8,))
+    replay = config.but(method="replay", memory=20)
     return [
-        Cell("as-the-paper", "toy", "shared bottom", replace(config, method="finetune")),
-        Cell("as-the-paper", "toy", "shared bottom + replay", replace(config, method="replay")),
-        Cell("tuned", "toy", "shared bottom", replace(config, method="finetune", lr=0.05)),
-        Cell("tuned", "toy", "shared bottom + replay", replace(config, method="replay")),
+        Cell("as-the-paper", "toy", "shared bottom", config),
+        Cell("as-the-paper", "toy", "shared bottom + replay", replay),
+        Cell("tuned", "toy", "shared bottom", config.but(lr=0.05)),
+        Cell("tuned", "toy", "shared bottom + replay", replay),
     ]
 
 
@@ -69,9 +71,14 @@ def test_a_run_is_found_by_its_content(monkeypatch):
 
 
 def test_an_option_that_comes_later_leaves_the_names_of_runs_alone(monkeypatch):
-    before, record = key_of(Config(lr=0.2)), Config.record
-    monkeypatch.setattr(Config, "record", lambda self: record(self) | {"new": None})
-    assert key_of(Config(lr=0.2)) == before
+    @dataclass(frozen=True)
+    class Later(cotraining.CotrainingOptions):
+        new: float | None = None
+
+    before = key_of(Config(lr=0.2))
+    monkeypatch.setattr(cotraining, "CotrainingOptions", Later)
+    assert key_of(Config(lr=0.2)) == key_of(Config(lr=0.2, new=None)) == before
+    assert key_of(Config(lr=0.2, new=1.0)) != before
 
 
 def test_what_is_not_finished_is_not_there(tmp_path):
@@ -101,7 +108,7 @@ def test_a_record_says_what_made_it(small, tmp_path):
     assert record is not None
     assert record["software"]["jax"] == jax.__version__
     assert set(record["software"]) >= {"commit", "cotrain", "python", "numpy", "on"}
-    digest = hashlib.sha256(Path(small[0].config.arrays or "").read_bytes()).hexdigest()
+    digest = hashlib.sha256(Path(small[0].config.flat["arrays"]).read_bytes()).hexdigest()
     assert record["data"] == {"name": "tasks.npz", "sha256": [digest]}
     assert provenance.data(Config())["sha256"] == list(SHA256["mnist"])
 
@@ -124,30 +131,17 @@ def test_a_commit_is_named_in_a_clone_alone(tmp_path):
 
 
 def test_a_table_has_all_cells_of_the_paper_and_the_controls():
-    grid = cells(SCALES["paper"])
+    grid = read_sweep(GRID, examples=SCALES["paper"].examples).cells
     here = [(cell.benchmark, cell.method) for cell in grid if cell.table == "as-the-paper"]
     assert len(here) == len(set(here)) == 2 * 7
     for cell in grid:
-        assert (cell.config.network, cell.config.method) == METHODS[cell.method]
-        assert cell.config.benchmark == cell.benchmark
-        assert cell.config.validation is None
+        assert (cell.config.network.name, cell.config.method.name) == METHODS[cell.method]
+        assert cell.config.benchmark.name == cell.benchmark
+        assert cell.config.flat["validation"] is None
         if cell.table == "as-the-paper":
             assert set(cell.config.options) <= {"benchmark", "network", "method"}
-    assert {cell.config.examples for cell in cells(SCALES["quick"])} == {6000}
-
-
-def test_the_tuned_table_has_what_tuning_found(monkeypatch, tmp_path):
-    found = {"permuted-mnist": {"MoE": {"options": {"lr": 0.02, "gates": "all"}}}}
-    (tmp_path / "tuned.json").write_text(json.dumps({"found": found}))
-    monkeypatch.setattr(paper, "TUNED", tmp_path / "tuned.json")
-    tuned = {(cell.benchmark, cell.method): cell.config for cell in cells(SCALES["single"]) if cell.table == "tuned"}
-    assert list(tuned) == [("permuted-mnist", "MoE")]  # what was not tuned is not there
-    assert tuned["permuted-mnist", "MoE"].options == {
-        "benchmark": "permuted-mnist",
-        "method": "finetune",
-        "lr": 0.02,
-        "gates": "all",
-    }
+    quick = read_sweep(GRID, examples=SCALES["quick"].examples).cells
+    assert {cell.config.flat["examples"] for cell in quick} == {6000}
 
 
 # Running it
@@ -166,7 +160,8 @@ def test_a_grid_runs_once_and_says_which_runs_make_up_which_cell(small, tmp_path
             for run, seed in zip(row["runs"], (0, 1), strict=True):
                 record = json.loads((tmp_path / run / "result.json").read_text())
                 assert record["seed"] == seed
-                assert record["config"]["lr"] == (0.05 if (table, row["method"]) == ("tuned", "shared bottom") else 0.1)
+                tuned = (table, row["method"]) == ("tuned", "shared bottom")
+                assert record["config"]["method"]["lr"] == (0.05 if tuned else 0.1)
 
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     assert run_grid(small, [0, 1], tmp_path, workers=1, report=said.append) == []
@@ -176,7 +171,7 @@ def test_a_grid_runs_once_and_says_which_runs_make_up_which_cell(small, tmp_path
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failed_run_is_told_and_stops_no_other(small, tmp_path, capsys, workers):
-    bad = small[0]._replace(table="tuned", method="MoE", config=replace(small[0].config, lr=1e30))
+    bad = small[0]._replace(table="tuned", method="MoE", config=small[0].config.but(lr=1e30))
     [failure] = run_grid([bad, *small[:2]], [0], tmp_path, workers=workers)
     assert failure["run"].startswith("toy, MoE, seed 0")
     assert "the loss became" in failure["error"]
@@ -188,7 +183,7 @@ def test_a_failed_run_is_told_and_stops_no_other(small, tmp_path, capsys, worker
     assert told.count("ACC") == 2
 
 
-GRID = """
+PROGRAM = """
 import pickle, sys
 from pathlib import Path
 from cotrain.experiments.grid import run_grid
@@ -199,14 +194,14 @@ raise SystemExit(len(run_grid(cells, seeds, Path(directory), workers=2)))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_grid_ends_as_an_undisturbed_one(small, tmp_path):
-    longer = [cell._replace(config=replace(cell.config, epochs=400)) for cell in small]
+    longer = [cell._replace(config=cell.config.but(epochs=400)) for cell in small]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "1"}
     environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.values["jax_compilation_cache_dir"]
 
     def start(directory):
         arguments = pickle.dumps((longer, [0, 1], str(directory))).hex()
-        return subprocess.Popen([sys.executable, "-c", GRID, arguments], env=environment, stderr=subprocess.DEVNULL)
+        return subprocess.Popen([sys.executable, "-c", PROGRAM, arguments], env=environment, stderr=subprocess.DEVNULL)
 
     assert start(whole).wait() == 0
     draws = random.Random(0)

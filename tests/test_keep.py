@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -85,6 +86,17 @@ def unfinished(monkeypatch, tmp_path):
     assert run_until(monkeypatch, 7, make(COTRAINING), STREAM, out=tmp_path, **KEPT)
     assert len(list((tmp_path / "seed-0").glob("checkpoint-*"))) == 2
     return tmp_path
+
+
+@pytest.fixture
+def on_interrupt():
+    """Sets what SIGINT does; processes started then ignore it if this one does.
+
+    Pytest itself may have been started with SIGINT ignored, as in the background of a script.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    yield partial(signal.signal, signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 def go_on(directory, capsys) -> str:
@@ -421,7 +433,8 @@ def test_two_processes_cannot_work_on_one_run(monkeypatch, unfinished, whole, ca
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops(monkeypatch, tmp_path, whole, capsys, number):
+def test_a_signal_saves_and_stops(monkeypatch, tmp_path, whole, capsys, on_interrupt, number):
+    on_interrupt(signal.default_int_handler)
     shown, show = [], Kept.show
 
     def signalled(self, snapshot):
@@ -446,7 +459,8 @@ def test_a_signal_saves_and_stops(monkeypatch, tmp_path, whole, capsys, number):
     assert contents(tmp_path) == contents(whole)
 
 
-def test_a_second_signal_stops_at_once():
+def test_a_second_signal_stops_at_once(on_interrupt):
+    on_interrupt(signal.default_int_handler)
     with stop.gently():
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.asked() == signal.SIGINT
@@ -455,7 +469,21 @@ def test_a_second_signal_stops_at_once():
     assert stop.asked() is None
 
 
-def test_signals_are_left_alone_in_other_threads_and_where_they_are_ignored():
+def test_where_sigint_is_ignored_sigterm_alone_is_heeded(on_interrupt):
+    on_interrupt(signal.SIG_IGN)
+    with stop.gently():
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked() is None
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked() == signal.SIGTERM
+        with pytest.raises(Stopped):
+            signal.raise_signal(signal.SIGTERM)
+    assert stop.asked() is None
+
+
+def test_signals_are_left_alone_in_other_threads_and_where_they_are_ignored(on_interrupt):
+    on_interrupt(signal.default_int_handler)
     before, errors = signal.getsignal(signal.SIGINT), []
 
     def elsewhere():
@@ -499,6 +527,36 @@ def test_the_command_line_stops_with_the_usual_code_and_goes_on(tmp_path, worker
         for one in ("cut", "whole")
     ]
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_started_with_sigint_ignored_stops_at_sigterm(tmp_path, on_interrupt, workers):
+    options = ["run", "--arrays", arrays_file(tmp_path / "tasks.npz"), "--hidden", "8", "--network", "shared-bottom"]
+    options += ["--method", "replay", "--epochs", "2000", "--seeds", "2", "--chunk", "1", "--save-every", "0"]
+    options += ["--workers", str(workers), "--out", str(tmp_path)]
+
+    def newest() -> str:
+        return max((path.name for path in tmp_path.glob("seed-*/checkpoint-*")), default="")
+
+    def wait_for_one_after(name: str) -> None:
+        while newest() <= name and process.poll() is None:
+            time.sleep(0.02)
+
+    on_interrupt(signal.SIG_IGN)
+    with subprocess.Popen([*CLI, *options], start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_one_after("")
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: the workers too
+        for _ in range(3):
+            wait_for_one_after(newest())
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert said.count("stopping after this chunk") == 1
+    assert "stopped; with --resume, the same command goes on from there" in said
+    for path in tmp_path.glob("seed-*/checkpoint-*"):
+        decode(path.read_bytes(), path)  # all of it is there
+    assert newest()
+    assert not list(tmp_path.glob("seed-*/result.json"))
 
 
 # Numbers watched

@@ -19,20 +19,20 @@ from conftest import (
     leaves,
     make,
     mixed_batch,
+    moved,
+    routed,
     run,
     streamed,
 )
 
 from cotrain.engine import learn
 from cotrain.memory import reservoir
-from cotrain.methods.cotraining import cotraining
+from cotrain.methods.cotraining import CotrainingState, cotraining
 from cotrain.methods.descent import Rates, begin, descend
-from cotrain.methods.finetune import finetune
-from cotrain.methods.method import State
-from cotrain.methods.replay import Noise, replay
+from cotrain.methods.finetune import FinetuneState, finetune
+from cotrain.methods.replay import Noise, ReplayState, replay
 from cotrain.metrics import backward_transfer
 from cotrain.networks.experts import dense
-from cotrain.networks.routing import routing_network
 
 SPEC, MEMORY = STREAM.spec, reservoir(20, 5)
 EXPERTS, FEWER, K = 8, 6, 2
@@ -55,7 +55,7 @@ every_batch = pytest.mark.parametrize("batch", BATCHES.values(), ids=[*BATCHES])
 
 def small(**options):
     """A network whose experts all have gradients: tanh never dies."""
-    return routing_network(SPEC, dense(4, jnp.tanh), **{"experts": EXPERTS, "k": K, "noise": 1.0} | options)
+    return routed(SPEC, dense(4, jnp.tanh), **{"experts": EXPERTS, "k": K, "noise": 1.0} | options)
 
 
 NETWORK, FLAT = small(experts=FEWER), small(layers=1)
@@ -113,23 +113,12 @@ def chosen(network, parameters, batch, noise):
     tasks, row, _ = rows(batch)
     masks = []
     for layer, router, draws in zip(network.layers, parameters.router, noise, strict=True):
-        spread = network.noise if router.spread is None else np.logaddexp(0, router.spread)[tasks]
+        spread = network.router.sampling.scale if router.spread is None else np.logaddexp(0, router.spread)[tasks]
         logits = np.asarray(router.logits)[tasks] + spread * np.asarray(draws)[row]
         mask = np.zeros(logits.shape, bool)
         np.put_along_axis(mask, np.argsort(-logits, axis=1)[:, : layer.k], True, axis=1)
         masks.append(mask)
     return masks
-
-
-def entries(tree, index):
-    return jax.tree.map(lambda a: np.asarray(a)[index], tree)
-
-
-def moved(before, after):
-    """Which entries of a stack have changed."""
-    return np.array(
-        [not identical(entries(before, i), entries(after, i)) for i in range(len(jax.tree.leaves(before)[0]))]
-    )
 
 
 # What a step leaves alone
@@ -183,11 +172,13 @@ def dense_gradient(parameters, network, batch, masks, noise, tasks, row):
         network.layers, parameters.experts, parameters.router, masks, noise, strict=True
     ):
         logits = router.logits[tasks]
-        if network.noisy_gates:
-            spread = network.noise if router.spread is None else jnp.log1p(jnp.exp(router.spread[tasks]))
+        if network.router.noisy_gates:
+            spread = (
+                network.router.sampling.scale if router.spread is None else jnp.log1p(jnp.exp(router.spread[tasks]))
+            )
             logits = logits + spread * draws[row]
         exponential = jnp.exp(logits)
-        shares = exponential * mask if network.gates == "chosen" else exponential
+        shares = exponential * mask if network.router.kind == "chosen" else exponential
         gates = mask * exponential / shares.sum(axis=1, keepdims=True)
         outputs = jnp.tanh(jnp.einsum("eui,bi->beu", stack.weight, x) + stack.bias[None])
         x = gates[..., None] * outputs
@@ -231,12 +222,18 @@ def test_narrowed_steps_agree_with_dense_ones(options, optimizer, batch):
 STILL = {"lr": 0.0, "memory_lr": 0.0, "router_lr": 0.0, "cotraining_lr": 0.1}
 
 
+def cotrained(network=NETWORK, *, cotraining_lr=None, cotrain_heads=False, **rates):
+    """Co-training around replay: Algorithm 1."""
+    return cotraining(replay(network, MEMORY, **rates), lr=cotraining_lr, cotrain_heads=cotrain_heads)
+
+
 @functools.cache
 def practised():
     """The state of co-training after a minibatch of each of the first two tasks."""
-    method = cotraining(NETWORK, MEMORY, lr=0.1)
+    method = cotrained(lr=0.1)
     nothing = tuple(jnp.zeros((SPEC.tasks, FEWER), bool) for _ in range(2))
-    state = State(filled(begin, NETWORK, optax.sgd, KEY), MEMORY.init(SPEC), nothing)
+    inner = ReplayState(filled(begin, NETWORK, optax.sgd, KEY), MEMORY.init(SPEC))
+    state = CotrainingState(inner, nothing)
     return updates(method, state, (0, 1), seed=12)
 
 
@@ -254,7 +251,7 @@ def with_unused(counts):
 @pytest.mark.parametrize("counts", [(0, 0), (1, 0), (0, 3), (1, 2), (2, 4), (3, 1), (4, 4)])
 def test_a_cotraining_step_moves_every_unused_expert_and_nothing_else(counts):
     before = with_unused(counts)
-    after = updates(cotraining(NETWORK, MEMORY, **STILL), before, [1], seed=20)
+    after = updates(cotrained(**STILL), before, [1], seed=20)
     old, new = before.learner.parameters, after.learner.parameters
     for layer, count in enumerate(counts):
         unused = ~np.asarray(after.used[layer]).any(axis=0)
@@ -266,10 +263,10 @@ def test_a_cotraining_step_moves_every_unused_expert_and_nothing_else(counts):
 
 def test_a_cotraining_step_moves_heads_if_told_to():
     before = with_unused((2, 3))
-    after = updates(cotraining(NETWORK, MEMORY, cotrain_heads=True, **STILL), before, [1], seed=20)
+    after = updates(cotrained(cotrain_heads=True, **STILL), before, [1], seed=20)
     old, new = before.learner.parameters, after.learner.parameters
     assert identical(old.router, new.router)
-    assert set(np.asarray(before.memory.next.task)) == {0, 1}
+    assert set(np.asarray(before.inner.memory.next.task)) == {0, 1}
     np.testing.assert_array_equal(moved(old.heads, new.heads), [True, True, False])
     for layer in range(2):
         unused = ~np.asarray(after.used[layer]).any(axis=0)
@@ -277,22 +274,37 @@ def test_a_cotraining_step_moves_heads_if_told_to():
 
 
 def test_a_cotraining_step_descends_on_the_mean_of_the_unused_experts_over_current_and_replayed_examples():
-    before, batch = with_unused((2, 3)), first_batch(STREAM, 1)
-    after = updates(cotraining(NETWORK, MEMORY, **STILL), before, [1], seed=20)
-    both = batch.union(before.memory.next)
-    masks = [np.tile(~np.asarray(used).any(axis=0), (len(both.y), 1)) for used in after.used]
-    parameters = before.learner.parameters
-    level = eqx.tree_at(lambda p: p.router, parameters, jax.tree.map(jnp.zeros_like, parameters.router))
-    gradient = dense_gradient(
-        level, NETWORK, both, masks, normal(NETWORK, 1), np.asarray(both.task), np.zeros(len(both.y), int)
-    )
-    by_hand = jax.tree.map(lambda p, g: p - 0.1 * g, parameters.experts, gradient.experts)
+    before = with_unused((2, 3))
+    after = updates(cotrained(**STILL), before, [1], seed=20)
+    by_hand = unused_by_hand(before.learner, after.used, first_batch(STREAM, 1).union(before.inner.memory.next))
     assert distance(after.learner.parameters.experts, by_hand) < 1e-6
-    assert distance(parameters.experts, by_hand) > 1e-4
+    assert distance(before.learner.parameters.experts, by_hand) > 1e-4
+
+
+def unused_by_hand(learner, used, batch):
+    """The experts after a step of those that no task uses, with equal gates, on the dense network."""
+    masks = [np.tile(~np.asarray(taken).any(axis=0), (len(batch.y), 1)) for taken in used]
+    parameters, tasks = learner.parameters, np.asarray(batch.tasks)
+    level = eqx.tree_at(lambda p: p.router, parameters, jax.tree.map(jnp.zeros_like, parameters.router))
+    row = np.zeros(len(batch.y), int)
+    gradient = dense_gradient(level, NETWORK, batch, masks, normal(NETWORK, 1), tasks, row)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, parameters.experts, gradient.experts)
+
+
+def test_without_replayed_examples_a_cotraining_step_descends_on_the_current_ones_alone():
+    learner, used = with_unused((2, 3)).learner, with_unused((2, 3)).used
+    empty = CotrainingState(ReplayState(learner, MEMORY.init(SPEC)), used)
+    replayed = updates(cotrained(**STILL), empty, [1], seed=20)
+    tuning = cotraining(finetune(NETWORK, lr=0.0), lr=0.1)
+    tuned = update(tuning, CotrainingState(FinetuneState(learner), used), first_batch(STREAM, 1), noise_for(21).current)
+    by_hand = unused_by_hand(learner, tuned.used, first_batch(STREAM, 1))
+    for state in (tuned, replayed):
+        assert distance(state.learner.parameters.experts, by_hand) < 1e-6
+    assert distance(learner.parameters.experts, by_hand) > 1e-4
 
 
 def test_a_task_uses_the_experts_of_its_largest_logits():
-    after = updates(cotraining(NETWORK, MEMORY, lr=0.1), practised(), [2], seed=30)
+    after = updates(cotrained(lr=0.1), practised(), [2], seed=30)
     for used, before, router in zip(after.used, practised().used, after.learner.parameters.router, strict=True):
         np.testing.assert_array_equal(used[:2], before[:2])
         best = np.argsort(-np.asarray(router.logits)[2])[:K]
@@ -300,25 +312,37 @@ def test_a_task_uses_the_experts_of_its_largest_logits():
 
 
 def test_cotraining_with_nothing_left_to_train_is_replay():
-    method, before = cotraining(NETWORK, MEMORY, lr=0.1), with_unused((0, 0))
-    replayed = updates(method.replay, before._replace(used=()), (1, 2), seed=40)
-    assert identical(updates(method, before, (1, 2), seed=40)._replace(used=()), replayed)
+    method, before = cotrained(lr=0.1), with_unused((0, 0))
+    replayed = updates(method.inner, before.inner, (1, 2), seed=40)
+    assert identical(updates(method, before, (1, 2), seed=40).inner, replayed)
     left = updates(method, with_unused((1, 1)), (1, 2), seed=40)
     assert not identical(left.learner, replayed.learner)
 
 
 def test_cotraining_with_rate_zero_is_replay():
-    method = cotraining(NETWORK, MEMORY, lr=0.1, cotraining_lr=0.0)
+    method = cotrained(lr=0.1, cotraining_lr=0.0)
     before = with_unused((2, 3))
-    cotrained = updates(method, before, (1, 2), seed=40)
-    replayed = updates(method.replay, before._replace(used=()), (1, 2), seed=40)
-    assert identical(cotrained._replace(used=()), replayed)
+    replayed = updates(method.inner, before.inner, (1, 2), seed=40)
+    assert identical(updates(method, before, (1, 2), seed=40).inner, replayed)
+
+
+def test_cotraining_around_finetuning_with_rate_zero_is_finetuning():
+    inner, before = finetune(NETWORK, lr=0.1), with_unused((2, 3))
+    tuned = FinetuneState(before.learner)
+    wrapped, trained = (CotrainingState(tuned, before.used),) * 2
+    for task in (1, 2):
+        given = first_batch(STREAM, task), noise_for(40 + task).current
+        tuned = update(inner, tuned, *given)
+        wrapped = update(cotraining(inner, lr=0.0), wrapped, *given)
+        trained = update(cotraining(inner), trained, *given)
+    assert identical(wrapped.inner, tuned)
+    assert distance(trained.inner, tuned) > 1e-4
 
 
 def test_cotraining_on_a_shared_bottom_is_replay():
-    cotrained, replayed = (learned((name, "shared_bottom")) for name in ("cotraining", "replay"))
-    assert identical(cotrained.state._replace(used=()), replayed.state)
-    np.testing.assert_array_equal(cotrained.accuracy, replayed.accuracy)
+    wrapped, replayed = (learned((name, "shared_bottom")) for name in ("cotraining", "replay"))
+    assert identical(wrapped.state.inner, replayed.state)
+    np.testing.assert_array_equal(wrapped.accuracy, replayed.accuracy)
 
 
 # Replay, private experts
@@ -326,10 +350,10 @@ def test_cotraining_on_a_shared_bottom_is_replay():
 
 def test_replay_that_learns_nothing_from_memory_is_finetuning():
     tuning = finetune(NETWORK, lr=0.1, router_lr=0.0)
-    tuned = practised()._replace(memory=None, used=())
+    tuned = FinetuneState(practised().learner)
     for task in (1, 2):
         tuned = update(tuning, tuned, first_batch(STREAM, task), noise_for(50 + task).current)
-    before = practised()._replace(used=())
+    before = practised().inner
     rates = {"lr": 0.1, "router_lr": 0.0}
     still = updates(replay(NETWORK, MEMORY, **rates, memory_lr=0.0), before, (1, 2), seed=50)
     assert distance(still.learner, tuned.learner) == 0
@@ -421,11 +445,11 @@ def stacked(snapshots):
 
 
 def test_hyperparameters_and_state_are_arguments_of_the_compiled_program():
-    method, before = cotraining(NETWORK, MEMORY, lr=0.1), practised()
+    method, before = cotrained(lr=0.1), practised()
     after = updates(method, before, [1], seed=60)
     rates = ({"lr": 0.2}, {"router_lr": 0.2}, {"memory_lr": 0.2}, {"cotraining_lr": 0.2})
-    others = [cotraining(NETWORK, MEMORY, **{"lr": 0.1} | rate) for rate in rates]
-    others.append(cotraining(small(experts=FEWER, noise=0.0), MEMORY, lr=0.1))
+    others = [cotrained(**{"lr": 0.1} | rate) for rate in rates]
+    others.append(cotrained(small(experts=FEWER, noise=0.0), lr=0.1))
     for other in others:
         assert jax.tree.structure(other) == jax.tree.structure(method)
         assert not identical(updates(other, before, [1], seed=60).learner, after.learner)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from conftest import identical
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -147,6 +148,31 @@ def test_what_belongs_together_stays_together(sizes, seed):
         start += 4
         assert set(whole(memory.next.x, memory.next.y, memory.next.task)) <= set(held(memory, 5))
     assert len(set(held(memory, 5))) == min(sum(sizes), 5)
+
+
+def code(numbers):
+    """Two columns that tell which examples they belong to."""
+    n = np.asarray(numbers, int)
+    return {"hash": np.float32(np.stack([n * 7919 % 101, n * 31 % 17], axis=1)), "square": np.float32(n * n)}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 2**31))
+def test_columns_stay_with_their_example(sizes, seed):
+    rule = reservoir(5, 4)
+    memory, plain = rule.init(SPEC, hash=(2,), square=()), rule.init(SPEC)
+    assert {name: column.shape for name, column in rule.columns(memory).items()} == {"hash": (4, 2), "square": (4,)}
+    for i, size in enumerate(sizes):
+        numbers = np.arange(4 * i, 4 * i + 4)
+        given_now = batch_of(numbers, np.arange(4) < size), bits_for(numbers, seed + i, picks=4)
+        memory, plain = adding(5, 4)(memory, *given_now, code(numbers)), adding(5, 4)(plain, *given_now)
+        filled = min(int(memory.seen), 5)
+        for name, expected in code(held(memory, 5)).items():
+            np.testing.assert_array_equal(memory.columns[name][:filled], expected)
+        for name, expected in code(rule.sample(memory).x[:, 0]).items():
+            np.testing.assert_array_equal(rule.columns(memory)[name], expected)
+    assert identical(memory._replace(columns={}, next_columns={}), plain)
+    assert rule.columns(plain) == {}
 
 
 def inclusion(capacity, length, size):

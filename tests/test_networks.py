@@ -10,30 +10,35 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
-from conftest import STREAM, filled, first_batch, identical
+from conftest import STREAM, filled, first_batch, identical, routed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotrain.choice import choose
 from cotrain.data.stream import Spec
 from cotrain.errors import Invalid
 from cotrain.memory import reservoir
-from cotrain.methods.cotraining import cotraining
+from cotrain.methods.cotraining import CotrainingState, cotraining
 from cotrain.methods.descent import begin
-from cotrain.methods.finetune import finetune
-from cotrain.methods.method import State
-from cotrain.methods.replay import Noise
-from cotrain.networks.experts import LARGE, convolution, dense, mlp
-from cotrain.networks.routing import parameter_count, routing_network, shared_bottom, units_for_budget
+from cotrain.methods.finetune import FinetuneState, finetune
+from cotrain.methods.replay import Noise, ReplayState, replay
+from cotrain.networks import SAMPLINGS
+from cotrain.networks.experts import convolution, dense, mlp
+from cotrain.networks.routers.sampling import gaussian, gumbel, noisy_top_k
+from cotrain.networks.routers.task_matrix import task_matrix
+from cotrain.networks.routing_network import parameter_count, routing_network, units_for_budget
+from cotrain.networks.shared_bottom import shared_bottom
+from cotrain.networks.unused import buckets
+from cotrain.speed.products import LARGE
 
 MNIST = Spec(shape=(28, 28), classes=10, tasks=20)
 SPEC = STREAM.spec
 KEY = jax.random.key(0)
 DRAWS = 20000
-SAMPLINGS = ("gaussian", "noisy-top-k", "gumbel")
 
 
 def small(**options):
-    return routing_network(SPEC, dense(4), **{"layers": 1, "experts": 5, "k": 2, "noise": 1.0} | options)
+    return routed(SPEC, dense(4), **{"layers": 1, "experts": 5, "k": 2, "noise": 1.0} | options)
 
 
 # Sizes
@@ -80,9 +85,7 @@ def test_a_budget_can_be_too_small():
 
 @pytest.mark.parametrize("aggregation", ["sum", "concatenate"])
 def test_layers_fit_onto_each_other(aggregation):
-    network = routing_network(
-        SPEC, [convolution(2), dense(4)], experts=[5, 4], k=[2, 3], aggregation=aggregation, noise=0.1
-    )
+    network = routed(SPEC, [convolution(2), dense(4)], experts=[5, 4], k=[2, 3], aggregation=aggregation, noise=0.1)
     first, second = (2, 3) if aggregation == "concatenate" else (1, 1)
     assert [(layer.experts, layer.k) for layer in network.layers] == [(5, 2), (4, 3)]
     assert [layer.shape for layer in network.layers] == [(2, 3), (first * 2, 1, 2)]
@@ -112,15 +115,15 @@ def test_experts_run_together_as_one_by_one(size, inputs, alone):
 @given(st.data(), st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)).map(sorted), min_size=1, max_size=3))
 def test_one_bucket_holds_all_unused_experts(data, sizes):
     ks, experts = zip(*sizes, strict=True)
-    buckets = routing_network(SPEC, dense(4), layers=len(sizes), experts=experts, k=ks).buckets
+    made = buckets(routing_network(SPEC, dense(4), layers=len(sizes), experts=experts, k=ks))
     unused = [data.draw(st.integers(0, count - k)) for k, count in sizes]
-    fitting = [bucket for bucket in buckets if bucket.fits(jnp.array(unused))]
+    fitting = [bucket for bucket in made if bucket.fits(jnp.array(unused))]
     assert len(fitting) == (max(unused) > 0)
     for bucket in fitting:
         assert not any(unused[: bucket.first])
         for layer, (k, count) in enumerate(sizes[bucket.first :], bucket.first):
             assert k == count or bucket.size(layer) >= max(unused[layer], k)  # a whole best route, if nothing is unused
-    assert len(buckets) <= 9 * len(sizes)
+    assert len(made) <= 9 * len(sizes)
 
 
 # Routes and gates
@@ -129,9 +132,9 @@ def test_one_bucket_holds_all_unused_experts(data, sizes):
 def test_gates_sum_to_one_over_the_chosen_and_to_less_over_all():
     chosen, among_all = small(), small(gates="all")
     parameters = filled(chosen.init, KEY)
-    (gates,) = chosen.probabilities(parameters)
-    (shares,) = among_all.probabilities(parameters)
-    logits = np.asarray(parameters.router[0].logits)
+    ((logits, gates),) = chosen.matrices(parameters)
+    ((_, shares),) = among_all.matrices(parameters)
+    np.testing.assert_array_equal(logits, parameters.router[0].logits)
     softmax = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     best = np.argsort(np.argsort(-logits, axis=1), axis=1) < 2
     np.testing.assert_allclose(shares, best * softmax, rtol=1e-5)
@@ -146,7 +149,7 @@ def test_predictions_by_hand(gates, aggregation):
     parameters, x = filled(network.init, KEY), first_batch(STREAM, 0).x
     weights, biases = (np.asarray(a) for a in (parameters.experts[0].weight, parameters.experts[0].bias))
     for task in range(SPEC.tasks):
-        gate = np.asarray(network.probabilities(parameters)[0][task])
+        gate = np.asarray(network.matrices(parameters)[0][1][task])
         flat = np.asarray(x).reshape(len(x), -1)
         outputs = [gate[e] * np.maximum(flat @ weights[e].T + biases[e], 0) for e in np.flatnonzero(gate)]
         hidden = np.tanh(sum(outputs) if aggregation == "sum" else np.concatenate(outputs, axis=1))
@@ -191,7 +194,7 @@ def test_without_sampling_routes_are_the_best():
         assert np.flatnonzero(network.used(parameters, jnp.array(task))[0]).tolist() == sorted(best)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", ["gaussian", "noisy-top-k", "gumbel"])
 def test_routes_are_sampled(sampling):
     network = small(sampling=sampling)
     parameters = filled(network.init, KEY)
@@ -249,7 +252,7 @@ def test_gaussian_noise_has_the_deviation_asked_for(sampling):
 def test_the_spread_of_noisy_top_k_is_learned():
     network = small(sampling="noisy-top-k")
     method = finetune(network, lr=0.5)
-    state = State(filled(begin, network, optax.sgd, KEY))
+    state = FinetuneState(filled(begin, network, optax.sgd, KEY))
     noise = (jnp.asarray(np.random.default_rng(0).normal(size=(1, 5)), jnp.float32),)
     batch = first_batch(STREAM, 1)
     after, _ = eqx.filter_jit(method.update)(state, batch, noise)
@@ -277,7 +280,7 @@ def test_a_new_router_prefers_no_expert():
 
 def test_reserved_experts_are_one_a_task():
     network = small().reserved()
-    (gates,) = network.probabilities(eqx.filter_jit(network.init)(KEY))
+    ((_, gates),) = network.matrices(eqx.filter_jit(network.init)(KEY))
     np.testing.assert_array_equal(gates, np.eye(SPEC.tasks, 5))
 
 
@@ -304,9 +307,9 @@ def multilayer(shape, key):
 
 @pytest.mark.parametrize("expert", [mlp((5, 4)), multilayer, scale], ids=["mlp", "equinox", "own"])
 def test_experts_of_any_kind_learn(expert):
-    network = routing_network(SPEC, expert, layers=1, experts=3, k=2, sampling="none")
+    network = routed(SPEC, expert, layers=1, experts=3, k=2, sampling="none")
     update = eqx.filter_jit(finetune(network, lr=0.3).update)
-    state, first = update(State(filled(begin, network, optax.sgd, KEY)), first_batch(STREAM, 0), (None,))
+    state, first = update(FinetuneState(filled(begin, network, optax.sgd, KEY)), first_batch(STREAM, 0), (None,))
     for _ in range(40):
         state, last = update(state, first_batch(STREAM, 0), (None,))
     assert float(last.loss) < 0.5 * float(first.loss)
@@ -314,11 +317,12 @@ def test_experts_of_any_kind_learn(expert):
 
 def test_layers_of_any_kind_are_cotrained():
     options = {"experts": [4, 3], "k": 2, "sampling": "none", "aggregation": "concatenate"}
-    network = routing_network(SPEC, [convolution(3), dense(4)], **options)
-    method = cotraining(network, reservoir(10, 3), lr=0.3)
+    network = routed(SPEC, [convolution(3), dense(4)], **options)
+    method = cotraining(replay(network, reservoir(10, 3), lr=0.3))
     batch = first_batch(STREAM, 0)
     nothing = tuple(jnp.zeros((SPEC.tasks, layer.experts), bool) for layer in network.layers)
-    start = State(filled(begin, network, optax.sgd, KEY), method.replay.memory.init(SPEC), nothing)
+    inner = ReplayState(filled(begin, network, optax.sgd, KEY), method.inner.memory.init(SPEC))
+    start = CotrainingState(inner, nothing)
     bits = [jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (n, 2), np.uint32)) for n in (6, 3)]
     unrouted = (None,) * len(network.layers)
     noise = Noise(unrouted, unrouted, tuple(bits))
@@ -333,6 +337,10 @@ def test_layers_of_any_kind_are_cotrained():
 
 
 # What cannot be a network
+
+
+def sampling(name, **options):
+    return choose("sampling", name, SAMPLINGS, options)
 
 
 @pytest.mark.parametrize(
@@ -354,13 +362,15 @@ def test_layers_of_any_kind_are_cotrained():
         (lambda: small(layers=2, k=(1, 2, 3)), "k: (1, 2, 3) is not valid; give one, or one for each of the 2 layers"),
         (lambda: routing_network(SPEC, [dense(4)]), "expert: "),
         (lambda: small(layers=2, experts=[5, 3], k=[2, 4]), "k: 4 is not valid; choose 1 to 3"),
-        (lambda: small(sampling="gausian"), "sampling: 'gausian' is not valid; did you mean 'gaussian'?"),
-        (lambda: small(sampling="x"), "sampling: 'x' is not valid; choose from gaussian, noisy-top-k, gumbel, none"),
+        (lambda: sampling("gausian"), "sampling: 'gausian' is not valid; did you mean 'gaussian'?"),
+        (lambda: sampling("x"), "sampling: 'x' is not valid; choose from gaussian, noisy-top-k, gumbel, none"),
+        (lambda: sampling("gaussian", noise=-1.0), "noise: -1.0 is not valid"),
+        (lambda: task_matrix("gaussian"), "sampling: 'gaussian' is not valid; give an object"),
         (lambda: small(gates="al"), "gates: 'al' is not valid; did you mean 'all'?"),
         (lambda: small(aggregation="concat"), "aggregation: 'concat' is not valid; did you mean 'concatenate'?"),
-        (lambda: small(noise=-1.0), "noise: -1.0 is not valid"),
-        (lambda: small(noise=float("nan")), "noise: nan is not valid"),
-        (lambda: small(sampling="noisy-top-k", noise=0.0), "noise: 0.0 is not valid"),
+        (lambda: gaussian(-1.0), "noise: -1.0 is not valid"),
+        (lambda: gumbel(float("nan")), "noise: nan is not valid"),
+        (lambda: noisy_top_k(0.0), "noise: 0.0 is not valid"),
     ],
 )
 def test_what_cannot_be_a_network(make, message):
@@ -394,7 +404,24 @@ def test_an_expert_may_hold_arrays_that_do_not_learn():
     np.testing.assert_allclose(found, plain.predict(plain.init(KEY), task, turned), rtol=1e-5)
 
 
+def test_an_expert_must_have_something_to_learn():
+    def expert(shape, key):
+        return Shuffled(eqx.nn.Lambda(jnp.tanh), jnp.arange(math.prod(shape))[::-1])
+
+    with pytest.raises(Invalid, match=r"^expert: .*is not valid; it has nothing to learn"):
+        routing_network(SPEC, expert, layers=1, experts=3, k=2)
+
+
+def test_no_sampling_has_no_noise_to_choose():
+    given = {"noise": 0.1}
+    assert sampling("none", **given)().draw(KEY, (1, 5)) is None
+    assert choose("sampling", "none", SAMPLINGS, given).flat("sampling") == {"sampling": "none"}
+    assert given == {"noise": 0.1}
+    assert float(choose("sampling", "gumbel", SAMPLINGS, given)().scale) == np.float32(0.1)
+    assert given == {}
+
+
 def test_sizes_and_rates_may_be_numpy_numbers():
     network = routing_network(SPEC, dense(np.int64(4)), experts=np.int64(3), k=np.int32(2))
-    method = cotraining(network, reservoir(np.int64(10)), lr=np.float32(0.5))
-    assert float(method.replay.rates.experts) == 0.5
+    method = cotraining(replay(network, reservoir(np.int64(10)), lr=np.float32(0.5)))
+    assert float(method.inner.rates.experts) == float(method.cotraining_rates.experts) == 0.5

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -26,9 +25,11 @@ from cotrain.experiments.pool import Job, execute, worker_count
 from cotrain.experiments.result import Result
 from cotrain.experiments.run import run_config, run_jobs
 
-CLI = [sys.executable, "-c", "from cotrain.cli import main; raise SystemExit(main())"]
-SMALL = {"hidden": (8,), "layers": 1, "experts": 4, "k": 2, "memory": 20}
-OPTIONS = [part for name, value in SMALL.items() for part in (f"--{name}", str(value).strip("(,)"))]
+# SIGINT is heeded even where pytest was started with it ignored, as in the background of a script.
+HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+CLI = [sys.executable, "-c", f"{HEED}; from cotrain.cli import main; raise SystemExit(main())"]
+ROUTED = {"layers": 1, "experts": 4, "k": 2}
+OPTIONS = [*("--hidden", "8", "--memory", "20"), *(f"--{name}={value}" for name, value in ROUTED.items())]
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -41,7 +42,7 @@ def arrays(tmp_path) -> str:
 
 @pytest.fixture
 def config(arrays) -> Config:
-    return Config(arrays=arrays, method="finetune", network="shared-bottom", **SMALL)
+    return Config(arrays=arrays, method="finetune", network="shared-bottom", hidden=(8,))
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +104,11 @@ def test_workers_and_this_process_agree_to_the_bit(config, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failed_job_is_told_and_the_others_go_on(config, workers):
-    jobs = [Job(replace(config, lr=lr), seed) for seed in (0, 1) for lr in (0.1, 1e30, 0.2)]
+    jobs = [Job(config.but(lr=lr), seed) for seed in (0, 1) for lr in (0.1, 1e30, 0.2)]
     outcomes = dict(run_jobs(jobs, workers=workers))
     assert set(outcomes) == set(jobs)
     for job, outcome in outcomes.items():
-        assert isinstance(outcome, Diverged if job.config.lr > 1 else Result), (job, outcome)
+        assert isinstance(outcome, Diverged if job.config.flat["lr"] > 1 else Result), (job, outcome)
 
 
 def test_jobs_are_asked_for_when_a_worker_is_free(config):
@@ -195,8 +196,8 @@ def test_errors_travel(config, tmp_path, monkeypatch, kind):
     monkeypatch.setenv("COTRAIN_MIRRORS", "http://127.0.0.1:1")
     monkeypatch.setenv("PATH", str(tmp_path))
     wrong = {
-        Diverged: (replace(config, lr=1e30), r"^lr: the loss became .* \(seed 1\); choose a smaller one$"),
-        Invalid: (replace(config, arrays="nowhere.npz"), "^arrays: 'nowhere.npz' is not valid; "),
+        Diverged: (config.but(lr=1e30), r"^lr: the loss became .* \(seed 1\); choose a smaller one$"),
+        Invalid: (config.but(arrays="nowhere.npz"), "^arrays: 'nowhere.npz' is not valid; "),
         DataUnavailable: (Config(tasks=2), "^no source has all of mnist"),
     }
     bad, message = wrong[kind]
@@ -227,7 +228,7 @@ def test_the_death_of_a_worker_ends_its_job_alone(config):
             victims.extend(children(os.getpid()))
             os.kill(victims[0], signal.SIGKILL)
 
-    jobs = [Job(config, 0), Job(replace(config, epochs=100_000), 1), Job(config, 2)]
+    jobs = [Job(config, 0), Job(config.but(epochs=100_000), 1), Job(config, 2)]
     outcomes = dict(execute(jobs, workers=1, chunk=50, on_progress=kill))
     assert len(victims) == 1
     message = "finetune on shared-bottom, seed 1: its worker process was killed by SIGKILL (out of memory?)"
@@ -263,8 +264,8 @@ def test_workers_end_with_their_parent(arrays, tmp_path, how):
 def test_a_shape_is_compiled_once(config, tmp_path, options, capfd):
     options("jax_compilation_cache_dir", str(tmp_path / "compiled"))
     options("jax_explain_cache_misses", True)
-    config = replace(config, network="routing-network")
-    jobs = [Job(replace(config, lr=lr, noise=lr, router_lr=lr / 2), seed) for lr in (0.1, 0.2) for seed in (0, 1)]
+    config = config.but(network="routing-network", **ROUTED)
+    jobs = [Job(config.but(lr=lr, noise=lr, router_lr=lr / 2), seed) for lr in (0.1, 0.2) for seed in (0, 1)]
     results = dict(execute(jobs, workers=2))
     assert len({result.logits[0].tobytes() for result in results.values()}) == 4
     logged = capfd.readouterr().err

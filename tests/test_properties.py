@@ -5,7 +5,7 @@ import io
 import json
 import math
 import struct
-from dataclasses import fields, replace
+import tomllib
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cotrain import cli
+from cotrain.choice import NoOption, entry_of, flattened, options_of
+from cotrain.commands import Run
 from cotrain.data import idx
 from cotrain.data.batch import Batch
 from cotrain.data.fetch import Dataset
 from cotrain.data.stream import Examples, Spec, Stream, permuted, rotated, rotation, split
 from cotrain.errors import Invalid
-from cotrain.experiments.config import BENCHMARKS, METHODS, NETWORKS, OPTIMIZERS, Config
+from cotrain.experiments.config import TABLES, Config, Schedule, all_options, every_name, known_names
+from cotrain.experiments.toml import toml
 from cotrain.memory import reservoir
+from cotrain.methods import METHODS
 from cotrain.metrics import (
     average_accuracy,
     backward_transfer,
@@ -42,50 +46,71 @@ def near(value):
 
 # Configurations
 
+CHOICES = TABLES | {"inner": METHODS}
+INNER = [name for name in METHODS if name != "cotraining"]  # which goes around another method, and not around itself
+ABOVE = {"router": {"network": "routing-network"}, "inner": {"method": "cotraining"}}  # where there is such a choice
+ABOVE["sampling"] = {"router": "task-matrix", **ABOVE["router"]}
+
 counts = st.integers(1, 10**6)
 rates = st.floats(0, 1e6)
-choices = {
-    "benchmark": BENCHMARKS,
-    "method": METHODS,
-    "network": NETWORKS,
-    "optimizer": OPTIMIZERS,
-    "sampling": ("gaussian", "noisy-top-k", "gumbel", "none"),
-    "gates": ("chosen", "all"),
-    "aggregation": ("sum", "concatenate"),
-}
+numbers = st.floats(-1e6, 1e6)
 values = {
-    **{field: st.sampled_from(list(known)) for field, known in choices.items()},
-    "arrays": st.none() | st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])).filter(lambda x: x != "None"),
-    **{field: st.none() | counts for field in ("tasks", "examples", "test_examples", "validation", "units")},
-    **dict.fromkeys(("epochs", "batch", "layers", "experts", "k", "memory", "memory_batch"), counts),
+    **{kind: st.sampled_from(list(table)) for kind, table in CHOICES.items()},
+    "inner": st.sampled_from(INNER),
+    "gates": st.sampled_from(["chosen", "all"]),
+    "aggregation": st.sampled_from(["sum", "concatenate"]),
+    "arrays": st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])).filter(lambda x: x != "None"),
+    **{field: st.none() | counts for field in ("examples", "test_examples", "validation", "units")},
+    **dict.fromkeys(("tasks", "epochs", "batch", "layers", "experts", "k", "memory", "memory_batch"), counts),
     "stream_seed": st.none() | st.integers(0, 2**40),
-    "rotation_step": st.floats(-1e6, 1e6),
-    "hidden": st.lists(counts, max_size=3).map(tuple),
-    "noise": rates,
-    "lr": rates,
+    "hidden": st.lists(counts, min_size=1, max_size=3).map(tuple),
+    "noise": st.floats(1e-6, 1e6),
+    **dict.fromkeys(("lr", "balance"), rates),
     **{field: st.none() | rates for field in ("router_lr", "memory_lr", "cotraining_lr")},
+    **dict.fromkeys(("rotation_step", "momentum", "b1", "b2", "weight_decay"), numbers),
     **{
         field: st.booleans()
-        for field in ("permute_first", "noisy_gates", "activate_after", "cotrain_heads", "evaluate_all")
+        for field in (
+            *("permute_first", "all_classes", "noisy_gates", "noisy", "activate_after", "one_head", "cotrain_heads"),
+            "evaluate_all",
+        )
     },
 }
 
 
+def owners(field):
+    """The choices of which an option is."""
+    schedule = [{}] if field in vars(Schedule()) else []
+    return schedule + [
+        {kind: name} | ABOVE.get(kind, {})
+        for kind, table in TABLES.items()
+        for name in table
+        if field in (kind, *(option.name for option in options_of(entry_of(kind, name, table))))
+    ]
+
+
 @st.composite
-def configs(draw):
-    """A configuration that is valid as far as can be told without data."""
-    config = Config(**draw(st.fixed_dictionaries({}, optional=values)))
-    if config.method == "private":
-        config = replace(config, network="routing-network")
-    if config.arrays is not None:
-        config = replace(config, tasks=None, examples=None, test_examples=None, validation=None)
-    return config
+def configs(draw, field=None):
+    """A configuration that is valid as far as can be told without data; one that has this option, if any."""
+    chosen = {kind: draw(values[kind]) for kind in CHOICES}
+    if field == "inner":
+        chosen |= ABOVE["inner"]
+    elif field is not None:
+        chosen |= draw(st.sampled_from(owners(field)))
+    known = known_names(chosen)
+    optional = {name: values[name] for name in known - chosen.keys() - {"arrays"}}
+    given = {"arrays": values["arrays"]} if "arrays" in known else {}
+    options = {name: chosen[name] for name in known & chosen.keys()}
+    options |= draw(st.fixed_dictionaries(given, optional=optional))
+    if "k" in known:
+        options["k"] = min(options.get("k", 4), options.get("experts", 20))
+    return Config(**options)
 
 
 def typed(config):
     """A configuration as one types it, with every option."""
     words = []
-    for field, value in vars(config).items():
+    for field, value in config.flat.items():
         flag = field.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
@@ -96,22 +121,50 @@ def typed(config):
     return words
 
 
+def plain(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
 def test_there_is_a_strategy_for_every_option():
-    assert set(values) == {field.name for field in fields(Config)}
+    assert set(values) == every_name()
 
 
 @given(configs())
 def test_a_configuration_survives_the_command_line(config):
-    config.check()
-    assert cli._parse(["run", *typed(config)]).config() == config
+    parsed = cli._parse(["run", *typed(config)])
+    assert parsed.config == config
+    assert parsed.command == Run()
 
 
 @given(configs())
 def test_a_configuration_survives_its_record(config):
     record = json.loads(json.dumps(config.record(), allow_nan=False))
-    assert Config(**record | {"hidden": tuple(record["hidden"])}) == config
-    assert Config().record() | config.options == record
-    assert all(value != getattr(Config(), name) for name, value in config.options.items())
+    read = Config.read(record)
+    assert read == config
+    assert hash(read) == hash(config)
+    assert read.record() == record
+
+
+@given(configs())
+def test_a_configuration_survives_toml(config):
+    tables = tomllib.loads(toml(config.record()))
+    assert Config(**flattened(tables)) == config
+
+
+@given(configs())
+def test_options_are_what_differs(config):
+    assert Config(**config.options) == config
+    usual = {option.name: option.default for _, option in all_options(config.flat)}
+    differ = {name: plain(value) for name, value in config.flat.items() if value != usual[name]}
+    assert json.loads(json.dumps(config.options)) == differ
+    assert config.flat == usual | {name: config.flat[name] for name in differ}
+
+
+@given(configs(), st.data())
+def test_another_option_is_all_that_is_other(config, data):
+    field = data.draw(st.sampled_from(sorted(config.flat.keys() - CHOICES.keys() - {"k", "experts"})))
+    value = data.draw(values[field])
+    assert config.but(**{field: value}).flat == config.flat | {field: value}
 
 
 def answer(arguments):
@@ -119,7 +172,7 @@ def answer(arguments):
     out, err = io.StringIO(), io.StringIO()
 
     def accepted(config, *_, **__):
-        config.check()
+        assert Config(**config.options) == config
         raise RuntimeError("accepted")
 
     with (
@@ -144,8 +197,8 @@ def refused(arguments):
 
 
 whole = ["epochs", "batch", "memory", "memory_batch", "tasks", "examples", "test_examples", "validation", "units"]
-names = ["benchmark", "method", "network", "optimizer"]
-floats = ["lr", "noise", "rotation_step", "router_lr", "memory_lr", "cotraining_lr"]
+whole += ["layers", "experts", "k"]
+floats = ["lr", "noise", "rotation_step", "router_lr", "memory_lr", "cotraining_lr", "momentum", "balance"]
 words = st.text(st.characters(categories=["L", "P"]), min_size=1, max_size=8).filter(lambda word: word[0] != "-")
 
 
@@ -158,37 +211,52 @@ def is_number(word):
 
 
 no_numbers = words.filter(lambda word: word != "None" and not is_number(word))
+no_finite = no_numbers | st.sampled_from([math.nan, math.inf, -math.inf])
 bad_values = {
     **dict.fromkeys(whole, st.integers(max_value=0) | st.floats() | no_numbers),
-    **dict.fromkeys(floats, no_numbers),
+    **dict.fromkeys(floats, no_finite),
     **dict.fromkeys(("seeds", "chunk"), st.integers(max_value=0) | no_numbers),
     "stream_seed": st.integers(max_value=-1) | no_numbers,
-    **{name: words.filter(lambda word, name=name: word not in choices[name]) for name in names},
+    **{kind: words.filter(lambda word, table=table: word not in table) for kind, table in CHOICES.items()},
 }
 
 
 @pytest.mark.parametrize("field", bad_values)
 @settings(max_examples=10)
-@given(configs(), st.data())
-def test_a_bad_option_is_refused_in_a_line_that_names_it(field, config, data):
-    others = [word for word in typed(config) if not word.startswith("--arrays")]
+@given(st.data())
+def test_a_bad_option_is_refused_in_a_line_that_names_it(field, data):
+    config = data.draw(configs(None if field in vars(Run()) else field))
     flag = f"--{field.replace('_', '-')}"
-    assert flag in refused([*others, f"{flag}={data.draw(bad_values[field])}"])
+    message = refused([*typed(config), f"{flag}={data.draw(bad_values[field])}"])
+    assert flag in message
+    assert "no such option" not in message
+
+
+@given(configs(), st.sampled_from(sorted(values)), st.data())
+def test_an_option_that_nothing_has_is_refused_by_its_name(config, field, data):
+    if field not in config.flat:
+        value = data.draw(values[field].filter(lambda value: value is not None))
+        with pytest.raises(NoOption, match=f"^{field}: [^\n]* no such option [^\n]*; it is one of [^\n]*$"):
+            Config(**config.flat, **{field: value})
+        flag = f"--{field.replace('_', '-')}"
+        assert refused([*typed(config), f"{flag}={value}"]).startswith(f"cotrain: error: {flag}: ")
 
 
 @settings(max_examples=30)  # the parser looks for similar options, which takes its time
 @given(st.from_regex(r"--[a-z]{1,4}x[a-z-]{0,8}", fullmatch=True), words, st.integers(0, 2))
 def test_an_unknown_option_is_refused_in_a_line(option, word, form):
-    assume(option not in {f"--{field.name.replace('_', '-')}" for field in fields(cli.Run)})
+    assume(option not in FLAGS)
     refused([[option], [option, word], [f"{option}={word}"]][form])
 
 
+FLAGS = [f"--{name.replace('_', '-')}" for name in sorted(every_name() | vars(Run()).keys())]
 tokens = st.one_of(
-    st.sampled_from([f"--{field.name.replace('_', '-')}" for field in fields(cli.Run) if field.name != "out"]),
+    st.sampled_from([flag for flag in FLAGS if flag != "--out"]),
     st.text(max_size=6),
     st.integers().map(str),
     st.floats().map(str),
-    st.sampled_from([*BENCHMARKS, *METHODS, *NETWORKS, "None", "True", "--", "-", "=", "--no-", "run", "-x", "\x1b[J"]),
+    st.sampled_from([name for table in CHOICES.values() for name in table]),
+    st.sampled_from(["None", "True", "--", "-", "=", ":", "a:b", ".a:b", "--no-", "run", "-x", "\x1b[J"]),
 )
 
 
@@ -206,17 +274,34 @@ def test_whatever_is_typed_has_one_line_for_an_answer(arguments):
 
 
 junk = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.integers()))
+in_files = st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6)
+in_files |= st.sampled_from([name for table in CHOICES.values() for name in table])
+in_files |= st.lists(in_files, max_size=3)
+tables = st.dictionaries(st.sampled_from([*sorted(every_name()), "name", "seeds", "schedule"]), in_files, max_size=4)
+trees = st.recursive(tables, lambda inner: st.dictionaries(st.sampled_from([*CHOICES, "x"]), in_files | inner))
 
 
-@given(st.sampled_from([*names, "stream_seed", *whole]), junk)
+@settings(max_examples=50)
+@given(trees, st.lists(tokens, max_size=2))
+def test_whatever_is_in_a_file_has_one_line_for_an_answer(tmp_path_factory, tree, more):
+    path = tmp_path_factory.mktemp("file") / "run.toml"
+    path.write_text(toml(tree))
+    code, _, err = answer([str(path), *more])
+    if code:
+        assert (code in (1, 2), err.count("\n"), err.startswith("cotrain: error: ")) == (True, 1, True), err
+        assert (err == "cotrain: error: accepted\n") == (code == 1)
+    else:
+        assert {"-h", "--help"} & set(more)
+
+
+@given(st.sampled_from([*CHOICES, "stream_seed", *whole]), junk)
 def test_an_option_of_another_type_is_refused(field, value):
-    config = Config(**{field: value})
-    if isinstance(value, int | None) and not isinstance(value, bool):
+    if field not in CHOICES and isinstance(value, int | None) and not isinstance(value, bool):
         with contextlib.suppress(Invalid):  # it may be a number that is fine
-            config.check()
-    elif value not in list(choices.get(field, ())):
+            Config(**{field: value})
+    elif field not in CHOICES or value not in list(CHOICES[field]):
         with pytest.raises(Invalid, match=f"^{field}: [^\n]*$"):
-            config.check()
+            Config(**{field: value})
 
 
 # IDX files

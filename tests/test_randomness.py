@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cotrain.randomness import normal, normal_bits, unrolled
+from cotrain.speed.randomness import normal, normal_bits, unrolled
 
 KEY = jax.random.key(7)
 # As users run it: what tests compile is not optimized, and there XLA rounds its own logarithm otherwise.

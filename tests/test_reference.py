@@ -18,8 +18,11 @@ from cotrain.methods.finetune import finetune
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
-from cotrain.networks.routing import routing_network, shared_bottom
-from cotrain.randomness import normal
+from cotrain.networks.routers.sampling import gaussian
+from cotrain.networks.routers.task_matrix import task_matrix
+from cotrain.networks.routing_network import routing_network
+from cotrain.networks.shared_bottom import shared_bottom
+from cotrain.speed.randomness import normal
 
 TOLERANCE = 1e-9
 SPEC = Spec(shape=(3, 4), classes=3, tasks=3)
@@ -52,8 +55,8 @@ def make(case: Case) -> tuple[Any, Any, dict]:
     if case.experts is None:
         network = shared_bottom(SPEC, hidden=(7, 5))
     else:
-        options = {"layers": len(case.experts), "experts": case.experts, "k": case.k, "noise": NOISE}
-        network = routing_network(SPEC, dense(5), **options)
+        options = {"layers": len(case.experts), "experts": case.experts, "k": case.k}
+        network = routing_network(SPEC, dense(5), router=task_matrix(gaussian(NOISE)), **options)
     memory = reservoir(case.capacity, MEMORY_BATCH)
     lr, router_lr, memory_lr = RATES["lr"], RATES["router_lr"], RATES["memory_lr"]
     settings = {
@@ -72,7 +75,8 @@ def make(case: Case) -> tuple[Any, Any, dict]:
             rates = {"lr": lr, "router_lr": router_lr, "memory_lr": memory_lr}
             return replay(network, memory, **rates), reference.replay, settings
         case "cotraining":
-            method = cotraining(network, memory, **RATES, cotrain_heads=case.cotrain_heads)
+            inner = replay(network, memory, lr=lr, router_lr=router_lr, memory_lr=memory_lr)
+            method = cotraining(inner, lr=RATES["cotraining_lr"], cotrain_heads=case.cotrain_heads)
             return method, reference.cotraining, settings
     raise AssertionError(case.method)
 
@@ -91,7 +95,7 @@ def reference_state(state: Any) -> dict:
         "heads": modules(parameters.heads),
         "router": [None if router is None else np.array(router.logits) for router in parameters.router],
         "memory": reference.empty_memory(),
-        "used": [np.array(used) for used in state.used],
+        "used": [np.array(used) for used in getattr(state, "used", ())],
     }
 
 
@@ -130,11 +134,11 @@ def deviation(state: Any, expected: dict) -> float:
         if router is not None:
             pairs.append((router.logits, logits))
 
-    for used, mask in zip(state.used, expected["used"], strict=True):
+    for used, mask in zip(getattr(state, "used", ()), expected["used"], strict=True):
         np.testing.assert_array_equal(used, mask)
 
-    if state.memory is not None:
-        memory, kept, following = state.memory, expected["memory"]["kept"], expected["memory"]["next"]
+    if (memory := getattr(getattr(state, "inner", state), "memory", None)) is not None:
+        kept, following = expected["memory"]["kept"], expected["memory"]["next"]
         assert memory.seen == expected["memory"]["seen"]
         assert len(kept) == min(memory.seen, len(memory.y))
         np.testing.assert_array_equal(memory.y[: len(kept)], [example.y for example in kept])

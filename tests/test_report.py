@@ -51,7 +51,7 @@ def drawn(tmp_path_factory):
 def run_of(seed, acc=0.9, bwt=-0.1, config=None, final=(), used=(), accuracy=None):
     numbers = {"acc": acc, "bwt": bwt, "learning_accuracy": acc - bwt}
     matrix = np.array([[acc - bwt, np.nan], [acc, acc]]) if accuracy is None else accuracy
-    return Run(None, seed, Config().record() if config is None else config, matrix, numbers, final, used)
+    return Run(None, seed, Config() if config is None else config, matrix, numbers, final, used)
 
 
 def cell_of(method, accs, bwts=None, benchmark="rotated-mnist", **options):
@@ -224,7 +224,7 @@ def test_there_is_no_verdict_without_the_papers_number_or_its_size():
     assert verdict(table_with(private), private) == "–"
     assert verdict(table_with(cell, scale="quick"), cell) == "–"
     assert verdict(table_with(cell, scale="paper"), cell) == verdict(table_with(cell, scale="single"), cell) != "–"
-    small = Cell("rotated-mnist", COTRAINING, "", (run_of(0, config=Config(examples=6000).record()),))
+    small = Cell("rotated-mnist", COTRAINING, "", (run_of(0, config=Config(examples=6000)),))
     assert verdict(table_with(small), small) == "–"
     assert any("full size" in note for note in sheets.results(table_with(small)).notes)
     empty = Cell("rotated-mnist", COTRAINING, "", ())
@@ -246,7 +246,7 @@ def test_there_is_no_verdict_without_the_papers_number_or_its_size():
     ],
 )
 def test_full_size_is_the_papers(changes, full):
-    assert is_full(Config(**changes).record()) is full
+    assert is_full(Config(**changes)) is full
 
 
 # Routes
@@ -441,8 +441,21 @@ def test_missing_runs_are_said_plainly(directory, tmp_path):
 
 
 def test_many_missing_seeds_are_said_shortly():
-    notes = studies._gaps([cell_of("MoE", [0.9, 0.8])], [*range(2), 4, 5, 6])
-    assert notes[0] == "rotated-mnist, MoE: 2 of 5 seeds; seeds 4 to 6 missing."
+    notes = studies._gaps([cell_of("MoE", [0.9, 0.8])], [*range(2), 4, 5, 6], None)
+    assert notes == ["rotated-mnist, MoE: 2 of 5 seeds; seeds 4 to 6 missing."]
+
+
+def test_a_sweep_that_is_not_the_papers_misses_none_of_its_cells(directory, tmp_path):
+    rows = read_record(directory / "grid.json")["tables"]["tuned"][:2]
+    for scale, missing in ((None, 0), ("single", 10 - 2)):
+        manifest = copied(directory, tmp_path, scale=scale, tables={"mine": rows}, seeds=[0, 1, 2])
+        (table,) = read_study(tmp_path).tables
+        assert [cell.method for cell in table.cells] == ["shared bottom", "shared bottom + replay"]
+        assert manifest["scale"] == table.scale == scale
+        assert (
+            len(table.notes) == sum("in the paper's table, not in this one" in note for note in table.notes) == missing
+        )
+        (tmp_path / "records").unlink()
 
 
 def test_wanted_seeds_of_the_manifest_count_as_missing(directory, tmp_path):
@@ -516,7 +529,7 @@ def test_without_a_manifest_all_records_below_make_a_table(directory, tmp_path):
     source = directory / "records" / "rotated-mnist" / "routing-network-cotraining" / "tuned" / "seed-0" / "result.json"
     own = read_record(source)
     for name, config in (
-        ("split", Config("split-mnist", "joint", "routing-network").record()),
+        ("split", Config(benchmark="split-mnist", method="joint").record()),
         ("small", Config(examples=500, lr=0.2).record()),
         ("none", None),
     ):
@@ -534,6 +547,37 @@ def test_without_a_manifest_all_records_below_make_a_table(directory, tmp_path):
     tests = run_tests(table)
     assert len(tests) == 2 * len(CLAIMS)  # with the defaults, and with lr 0.05
     assert all(style == LOOKS[name] for name, style in looks(table.cells).items() if name in LOOKS)
+
+
+def test_a_router_that_reads_its_input_is_reported_with_its_routes(directory, tmp_path):
+    """Such a run has no logits, and gates of the tasks that were learned alone."""
+    source = directory / "records" / "rotated-mnist" / "routing-network-replay" / "tuned"
+    shutil.copytree(source, tmp_path / "mine")
+    config = Config(method="replay", router="input", one_head=True)
+    history = []
+    for path in (tmp_path / "mine").iterdir():
+        with np.load(path / "routing.npz") as file:
+            gates = [file[f"gates_{layer}"] * np.tri(5)[:, :, None].astype(np.float32) for layer in range(2)]
+        write_routing(path, gates, by_task=False)
+        history.append(gates)
+        write_record(path / "result.json", read_record(path / "result.json") | {"config": config.record()})
+        resealed(path)
+    study = read_study(tmp_path)
+    (cell,) = study.tables[0].cells
+    assert study.tables[0].notes == ()
+    assert (cell.method, len(cell.runs)) == ("replay on routing-network", 3)
+    for run in cell.runs:
+        with np.load(run.path / "routing.npz") as file:
+            assert sorted(file.files) == ["gates_0", "gates_1", "used_0", "used_1"]
+            np.testing.assert_array_equal(run.final[1], file["gates_1"][-1])
+    assert views.with_routes(study.tables[0]) == [cell]
+    assert {order.method for order in orders(study.tables[0])} == {cell.method}
+    for name in ("used", "sharing", *(f"{kind}-rotated-mnist" for kind in MATRICES)):
+        assert figure.draw_table(study.tables[0], figure.figures(study.tables[0])[name]) is not None, name
+    (drawn,) = payload.payload(study)["tables"][0]["benchmarks"][0]["cells"]
+    assert [routes["seed"] for routes in drawn["routes"]] == [0, 1, 2]
+    assert all(rows for rows in drawn["routes"][0]["layers"][0]["phases"][-1])
+    assert cell.method in page.as_page(study)
 
 
 def test_a_directory_without_records_is_refused(tmp_path):
@@ -656,9 +700,8 @@ def test_the_readmes_figure_is_drawn_from_records(directory):
     drawn = figure.draw_table(table, figure.accuracy)
     lines = {line.get_label(): line for line in drawn.axes[0].lines}
     assert list(lines) == ["shared bottom + replay", "MoE + replay", COTRAINING, "private"]
-    chosen = [
-        r for r in records if (r["config"]["benchmark"], r["config"]["method"]) == ("permuted-mnist", "cotraining")
-    ]
+    named = {"benchmark": "permuted-mnist", "method": "cotraining"}
+    chosen = [r for r in records if all(r["config"][kind]["name"] == name for kind, name in named.items())]
     expected = np.mean([np.array(record["accuracy"], float)[:, 0] for record in chosen], axis=0)
     np.testing.assert_allclose(lines[COTRAINING].get_ydata(), expected)
 

@@ -7,40 +7,34 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import arrays_file
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from cotrain.data.fetch import Dataset
 from cotrain.errors import Invalid
+from cotrain.experiments import search as searching
 from cotrain.experiments import tune as tuning
-from cotrain.experiments.build import build_stream
 from cotrain.experiments.config import Config
-from cotrain.experiments.paper import METHODS, SCALES, cells
-from cotrain.experiments.tune import Budget, Climb, save, space, tune
+from cotrain.experiments.paper import GRID, SCALES, preset
+from cotrain.experiments.search import Budget, Climb, Search, space
+from cotrain.experiments.sweep import read_sweep
+from cotrain.experiments.tune import save, tune
 
 WHERE, WHAT = "permuted-mnist", ["shared bottom", "MoE + replay + co-training"]
 BUDGET = Budget(trials=4, examples=None, finalists=2, steps=3, validation=None)
 
 
 @pytest.fixture(autouse=True)
-def small(tmp_path, monkeypatch):
-    """Searches on two tasks of random points, in place of a benchmark."""
-    arrays = arrays_file(tmp_path / "tasks.npz", tests=30)
+def small(monkeypatch):
+    """Searches on two tasks of random points, in the place of a benchmark of the paper."""
+    sizes = {"hidden": (8,), "layers": 1, "experts": 4, "k": 2, "memory": 20, "memory_batch": 3}
 
-    def preset(benchmark, method, table):
-        network, name = METHODS[method]
-        return Config(
-            arrays=arrays,
-            network=network,
-            method=name,
-            hidden=(8,),
-            layers=1,
-            experts=4,
-            k=2,
-            memory=20,
-            memory_batch=3,
-        )
+    def smaller(benchmark, method):
+        config = preset(benchmark, method)
+        fitting = {name: size for name, size in sizes.items() if name in config.flat}
+        return config.but(benchmark="sample:Points", **fitting)
 
-    monkeypatch.setattr(tuning, "preset", preset)
+    monkeypatch.setattr(searching, "preset", smaller)
 
 
 def test_every_method_gets_the_same_budget_and_the_best_is_found(tmp_path):
@@ -90,19 +84,32 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path, monkeypatch):
 
 
 def test_a_rate_that_diverges_is_no_finalist(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "FIRST", (1e30, 0.1, 0.05))
-    monkeypatch.setitem(tuning.RATES, "lr", tuning.FloatDistribution(0.003, 1e30, log=True))
+    monkeypatch.setattr(searching, "FIRST", (1e30, 0.1, 0.05))
+    monkeypatch.setitem(searching.RATES, "lr", searching.FloatDistribution(0.003, 1e30, log=True))
     found = tune([WHERE], WHAT[:1], tmp_path, replace(BUDGET, trials=3), workers=1)
     best = found["found"][WHERE][WHAT[0]]
     assert sorted(trial["acc"] for trial in best["trials"])[0] == 0
     assert best["options"]["lr"] < 1
 
 
+def test_a_trial_without_sampling_takes_no_noise(tmp_path):
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal.log")))
+    search = Search(WHERE, "MoE", replace(BUDGET, validation=10), storage)
+    options = {"lr": 0.03, "router_lr": 0.2, "noise": 0.123456, "gates": "all"}
+    some = search.config(options | {"sampling": "gumbel"}, 20).flat
+    none = search.config(options | {"sampling": "none"}, 20).flat
+    assert (some.pop("sampling"), some.pop("noise")) == ("gumbel", 0.123)
+    assert none.pop("sampling") == "none"
+    assert some == none
+    assert (none["examples"], none["validation"], none["gates"]) == (20, 10, "all")
+
+
 class Hill:
     """A search, and a store, of which every run is known: the best is 0.02, 0.2 and no sampling."""
 
     budget, root = replace(BUDGET, steps=16), None
-    space = MappingProxyType({name: (tuning.RATES | tuning.ROUTING)[name] for name in ("lr", "memory_lr", "sampling")})
+    known = searching.RATES | searching.ROUTING
+    space = MappingProxyType({"lr": known["lr"], "memory_lr": known["memory_lr"], "sampling": known["sampling"]})
 
     def finalists(self):
         return [{"lr": 0.1, "memory_lr": 0.1, "sampling": "gumbel"}, {"lr": 0.4, "memory_lr": 0.1, "sampling": "none"}]
@@ -111,8 +118,9 @@ class Hill:
         return Config(**options, examples=examples)
 
     def read(self, config, seed):
-        off = np.log([config.lr / 0.02, config.memory_lr / 0.2])
-        return {"acc": 1 - 0.01 * float(off @ off) - 0.01 * (config.sampling != "none")}
+        known = config.flat
+        off = np.log([known["lr"] / 0.02, known["memory_lr"] / 0.2])
+        return {"acc": 1 - 0.01 * float(off @ off) - 0.01 * (known["sampling"] != "none")}
 
 
 def test_a_climb_leads_from_the_best_finalist_to_better_options():
@@ -133,13 +141,13 @@ def test_the_search_sees_neither_the_test_images_nor_a_reported_seed():
     train_x = np.arange(30, dtype=np.uint8)[:, None, None] * np.ones(shape, np.uint8)
     test_x = np.full((5, *shape), 200, np.uint8)
     dataset = Dataset("toy", train_x, np.arange(30, dtype=np.uint8) % 10, test_x, np.zeros(5, np.uint8))
-    stream = build_stream(Config(benchmark="permuted-mnist", tasks=2, validation=8), dataset, 0)
+    stream = Config(benchmark="permuted-mnist", tasks=2, validation=8).benchmark(lambda name: dataset)(0)
     train, test = (sorted(np.unique(part.x[:, 0, 0]).tolist()) for part in stream[1])
     assert train == list(range(22))
     assert test == list(range(22, 30))
     with pytest.raises(Invalid, match=r"^validation: 30 is not valid; choose fewer than the 30 training images$"):
-        build_stream(Config(validation=30), dataset, 0)
+        Config(validation=30).benchmark(lambda name: dataset)
 
     reported = set(range(max(scale.seeds for scale in SCALES.values())))
     assert not reported & {Budget().seed, Budget().final_seed, *Budget().last_seeds}
-    assert {cell.config.validation for cell in cells(SCALES["paper"])} == {None}
+    assert {cell.config.flat["validation"] for cell in read_sweep(GRID).cells} == {None}

@@ -12,14 +12,14 @@ import numpy as np
 from cotrain import cli
 from cotrain.errors import Invalid
 from cotrain.experiments.check import check
-from cotrain.experiments.config import Config
+from cotrain.experiments.config import PARTS, Config, known_names
 from cotrain.experiments.grid import run_grid
-from cotrain.experiments.paper import Cell
+from cotrain.experiments.sweep import Cell
 from torture.child import Ended, attempt
 
 TASKS = 3
 LONG = 1200.0  # seconds
-SMALL = "--hidden 8 --layers 1 --experts 4 --k 2 --memory 20"
+SMALL = {"hidden": 8, "layers": 1, "experts": 4, "k": 2, "memory": 20}  # where there are such options
 OFTEN = "--resume --chunk 1 --save-every 0"  # a checkpoint after each of some twenty minibatches
 MAIN, OTHER, GRID = "private on routing-network", "private on routing-network, adam", "grid"
 CASES = {  # those that other parts need come first; they are the quickest
@@ -118,8 +118,16 @@ def arrays_of(home: Path) -> Path:
 
 def command(case: str, home: Path, out: Path, workers: int = 1) -> list[str]:
     """What a user types to run a case, or to go on with it."""
-    given = f"run {CASES[case]} {SMALL} {OFTEN} --workers {workers}".split()
-    return [*given, "--arrays", str(arrays_of(home)), "--out", str(out)]
+    chosen = (CASES[case] or "").split()
+    names = known_names({"network": _after("--network", chosen), "method": _after("--method", chosen)})
+    small = [word for name, size in SMALL.items() if name in names for word in (f"--{name}", str(size))]
+    given = f"run {OFTEN} --workers {workers}".split()
+    return [*given, *chosen, *small, "--arrays", str(arrays_of(home)), "--out", str(out)]
+
+
+def _after(option: str, words: list[str]) -> str:
+    """What an option was given, or what it is by default."""
+    return words[words.index(option) + 1] if option in words else PARTS[option[2:]][1]
 
 
 def program(case: str, home: Path, out: Path) -> Callable[[], int]:
@@ -130,12 +138,12 @@ def program(case: str, home: Path, out: Path) -> Callable[[], int]:
 
 
 def _run_grid(arrays: str, out: Path) -> int:
-    small = Config(arrays=arrays, network="shared-bottom", hidden=(8,), memory=20)
-    methods = {"shared bottom": "finetune", "shared bottom + replay": "replay"}
-    grid = [
-        Cell("as-the-paper", "toy", label, Config(**{**vars(small), "method": method}))
-        for label, method in methods.items()
-    ]
+    small = {"arrays": arrays, "network": "shared-bottom", "hidden": (8,)}
+    configs = {
+        "shared bottom": Config(**small, method="finetune"),
+        "shared bottom + replay": Config(**small, method="replay", memory=20),
+    }
+    grid = [Cell("as-the-paper", "toy", label, config) for label, config in configs.items()]
     return len(run_grid(grid, [0, 1], out, report=print, workers=1, chunk=2))
 
 

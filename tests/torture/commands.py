@@ -3,10 +3,10 @@
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cotrain import cli
 from cotrain.data import fetch
@@ -132,5 +132,15 @@ def _other(draws: random.Random) -> int:
 def _with_other_options(draws: random.Random, data: bytes) -> bytes:
     """A checkpoint that says that it is of another configuration."""
     config = decode(data, Path())[0]["config"]
-    number = draws.choice([name for name, value in config.items() if type(value) in (int, float)])
-    return reseal(data, config=config | {number: config[number] + _other(draws)})
+    numbers = [(part, name) for part in _parts(config) for name, value in part.items() if type(value) in (int, float)]
+    part, name = draws.choice(numbers)
+    part[name] += _other(draws)
+    return reseal(data, config=config)
+
+
+def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A record's table, and those in it."""
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _parts(value)

@@ -140,7 +140,7 @@ def known(home: Path) -> tuple[dict[str, Any], Snapshot]:
     """What the checkpoints of the main case are about, and what they are like."""
     path = reference_of(MAIN, home) / "seed-0" / NEWEST
     notes, _ = decode(path.read_bytes(), path)
-    method, stream = build(Config(**notes["config"] | {"hidden": tuple(notes["config"]["hidden"])}))
+    method, stream = build(Config.read(notes["config"]))
     return {name: notes[name] for name in ("seeds", "config", "data")}, blank(method, stream(0), 1)
 
 

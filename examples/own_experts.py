@@ -20,4 +20,5 @@ stream = cotrain.Stream.from_arrays([task(angle) for angle in range(4)])
 experts = [cotrain.convolution(channels=4), cotrain.mlp((32, 16))]
 network = cotrain.routing_network(stream.spec, experts, experts=6, k=2)
 print(f"{cotrain.parameter_count(network)} parameters")
-print(cotrain.run(cotrain.cotraining(network, cotrain.reservoir(100), lr=0.05), stream, seeds=2, epochs=4))
+method = cotrain.cotraining(cotrain.replay(network, cotrain.reservoir(100), lr=0.05))
+print(cotrain.run(method, stream, seeds=2, epochs=4))

@@ -16,5 +16,5 @@ def task(rule):
 
 stream = cotrain.Stream.from_arrays([task(generator.normal(size=(16, 3))) for _ in range(4)])
 network = cotrain.routing_network(stream.spec, cotrain.dense(32), layers=1, experts=8, k=2)
-method = cotrain.cotraining(network, cotrain.reservoir(200), lr=0.1)
+method = cotrain.cotraining(cotrain.replay(network, cotrain.reservoir(200), lr=0.1))
 print(cotrain.run(method, stream, seeds=3, epochs=5))

@@ -28,6 +28,12 @@ def test_the_ablations_are_made_from_the_records():
     assert insert(text, table) == text
 
 
+def test_the_routers_table_is_made_from_the_records():
+    text = (ROOT / "docs" / "routers.md").read_text()
+    table = markdown(rows(read_records([ROOT / "results" / "routers"])))
+    assert insert(text, table) == text
+
+
 def test_the_readmes_tables_and_those_of_the_paper_are_made_from_the_records():
     directory = ROOT / "results" / "paper"
     study = read_study(directory)

@@ -10,7 +10,7 @@ import cotrain
 
 
 class State(NamedTuple):
-    learner: cotrain.Learner
+    learner: cotrain.Learned
     fisher: cotrain.Parameters  # Σ_i F_i over the tasks so far
     pull: cotrain.Parameters  # Σ_i F_i θ*_i
 

@@ -20,7 +20,7 @@ from cotrain.errors import Diverged, Invalid
 from cotrain.evaluation import TEST_BATCH
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
-from cotrain.methods.descent import Learner
+from cotrain.methods.descent import Learned
 from cotrain.methods.finetune import finetune
 from cotrain.methods.method import Info
 from cotrain.methods.replay import replay
@@ -37,7 +37,7 @@ EXAMPLE, LABEL, TASK, WEIGHT = range(4)
 class TallyState(NamedTuple):
     """What a tally has been given so far."""
 
-    learner: Learner
+    learner: Learned
     given: jax.Array  # a row an example
     count: jax.Array  # the rows that are filled
     ended: jax.Array  # the last tasks that have ended, the latest first
@@ -60,7 +60,7 @@ class Tally(eqx.Module):
         parameters = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         ended = jnp.full(self.network.spec.tasks + 1, -1)
         given, some = (jnp.zeros((size, 4)) for size in (self.room, self.examples))
-        return TallyState(Learner(parameters, None), given, jnp.array(0), ended, some, jnp.zeros(2, jnp.uint32))
+        return TallyState(Learned(parameters, None), given, jnp.array(0), ended, some, jnp.zeros(2, jnp.uint32))
 
     def draw(self, key, batch):
         return ()

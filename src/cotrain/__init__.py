@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from cotrain.errors import Diverged as Diverged
     from cotrain.errors import Invalid as Invalid
     from cotrain.experiments.config import Config as Config
+    from cotrain.experiments.learner import Learner as Learner
     from cotrain.experiments.result import Result as Result
     from cotrain.experiments.result import Results as Results
     from cotrain.experiments.result import save as save
     from cotrain.experiments.run import run as run
     from cotrain.experiments.run import run_config as run_config
+    from cotrain.experiments.saved import load_learner as load_learner
     from cotrain.memory import reservoir as reservoir
     from cotrain.methods.cotraining import cotraining as cotraining
-    from cotrain.methods.descent import Learner as Learner
+    from cotrain.methods.descent import Learned as Learned
     from cotrain.methods.descent import Optimizer as Optimizer
     from cotrain.methods.descent import Part as Part
     from cotrain.methods.descent import Rates as Rates
@@ -78,12 +80,14 @@ _MODULES = {
     "cotrain.engine": ["Snapshot", "learn"],
     "cotrain.errors": ["Diverged", "Invalid"],
     "cotrain.experiments.config": ["Config"],
+    "cotrain.experiments.learner": ["Learner"],
     "cotrain.experiments.result": ["Result", "Results", "save"],
     "cotrain.experiments.run": ["run", "run_config"],
+    "cotrain.experiments.saved": ["load_learner"],
     "cotrain.memory": ["reservoir"],
     "cotrain.methods.cotraining": ["cotraining"],
     "cotrain.methods.descent": [
-        "Learner",
+        "Learned",
         "Optimizer",
         "Part",
         "Rates",

@@ -6,32 +6,29 @@ chunk. Several seeds can run at once; arrays that differ between them have a lea
 Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the tasks one after another, or one joint).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Float
 
+from cotrain.data.ahead import ahead
 from cotrain.data.batch import Batch
-from cotrain.data.feed import Feed, Room
+from cotrain.data.feed import Cut, Feed, Room, feed
+from cotrain.data.sample import Sample
 from cotrain.data.stream import Stream
-from cotrain.devices import over_seeds, placed, stacked
-from cotrain.errors import Diverged, Invalid, check_positive
-from cotrain.evaluation import evaluate, fitting, matrices, mean_gates
+from cotrain.devices import placed, stacked
+from cotrain.errors import Invalid, check_positive
+from cotrain.evaluation import evaluate, fitting, matrices, mean_gates, warm_up
 from cotrain.methods.method import Method, State
 from cotrain.networks.network import Network
-from cotrain.speed.randomness import unrolled
+from cotrain.steps import DRAWN, Chunk, advance, compiled, consolidate, init, keys_of
 
 CHUNK = 2000  # minibatches between two looks at the clock, by default
-# On CPUs with vectors of 512 bits XLA takes 256, lest the clock slow down; but its matrix products use 512 anyway.
-WIDE = {"xla_cpu_prefer_vector_width": 512}
-DRAWN, MANY = 20, 2**16  # minibatches whose random numbers are drawn at once, unless there are too many for the cache
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,7 @@ class Snapshot:
     initial: Float[np.ndarray, "S T"]  # on each task before the first; NaN unless all tasks are evaluated
     logits: tuple[Float[np.ndarray, "S P T E"], ...]  # a router's by task after each phase, for each layer with one
     gates: tuple[Float[np.ndarray, "S P T E"], ...]  # the weights that predictions use, or their mean over examples
+    sample: Sample  # the examples of the present phase that its end will be shown
     event: str = "start"  # what was done last: "compiled", "trained" or "evaluated"
     scalars: Mapping[str, Float[np.ndarray, "S C"]] = field(default_factory=dict)  # of the last chunk's steps
 
@@ -77,59 +75,104 @@ def learn(
         check_positive(name, value)
     if len(streams) != len(seeds) or not seeds:
         raise Invalid("seeds", list(seeds), f"give one for each of the {len(streams)} streams, and at least one")
+    network, phases = method.network, streams[0].phases
     for stream in streams:
-        if stream.spec != method.network.spec:
-            raise Invalid("stream", stream.spec, f"the network was made for {method.network.spec}")
-    keys = placed(jnp.stack([jax.random.key(seed) for seed in seeds]), len(seeds))
+        if stream.spec != network.spec:
+            raise Invalid("stream", stream.spec, f"the network was made for {network.spec}")
+    keys = keys_of(seeds)
     empty = blank(method, streams[0], len(seeds))
-    now = replace(empty, state=_init(method, keys)) if start is None else start.kept()
+    now = replace(empty, state=init(method, keys)) if start is None else start.kept()
     now = replace(now, state=placed(now.state, len(seeds)))
-    phases = streams[0].phases
     rooms = [Room() for _ in streams]
-    chunk = min(chunk, max(steps_of(streams[0], batch, epochs)), max(fitting(method.network) // batch, 1))
-    room = -(-chunk // DRAWN) * DRAWN  # minibatches laid out at a time
+    size = _chunk_size(network, streams[0], chunk, batch, epochs)
+    laid = _laid_out(streams, seeds, now, empty.sample, batch, epochs, size)
 
-    warm = _feeds(streams, seeds, 0, batch, epochs, rooms)
-    nothing = _Chunk(method, keys, np.int32(0), np.int32(0), np.int32(0), _lay_out(warm, 0, room))
-    advance = _compiled()
-    now = replace(now, state=advance(nothing, now.state)[0])
-    evaluate(method.network, now.state.learner.parameters, streams, rooms, 0, limit=1)
+    nothing = Chunk(method, keys, np.int32(0), np.int32(0), np.int32(0), next(laid).batches)
+    now = replace(now, state=compiled()(nothing, now.state)[0])
+    warm_up(network, now.state.learner.parameters, [stream[0].test for stream in streams], rooms)
     yield (now := replace(now, event="compiled"))
 
     if evaluate_all and np.isnan(now.initial).any():
-        parameters = now.state.learner.parameters
-        initial = [evaluate(method.network, parameters, streams, rooms, i) for i in range(len(streams[0]))]
+        initial = [_accuracy(network, now, streams, rooms, task) for task in range(network.spec.tasks)]
         yield (now := replace(now, initial=np.stack(initial, axis=1), event="evaluated"))
 
-    for phase in range(now.phase, len(phases)):
-        feeds = _feeds(streams, seeds, phase, batch, epochs, rooms)
-        while now.step < feeds[0].steps:
-            count = min(chunk, feeds[0].steps - now.step)
-            batches = _lay_out(feeds, now.step, room)
-            work = _Chunk(method, keys, np.int32(phase), np.int32(now.step), np.int32(count), batches)
-            state, scalars, total = advance(work, now.state)
-            scalars = {name: np.asarray(values)[:, :count] for name, values in scalars.items()}
-            _check_finite(scalars["loss"], seeds, phases[phase][0], now.step)
-            # A loss is taken before its step: what a chunk's last step broke shows only in the parameters.
-            _check_finite(np.asarray(total)[:, None], seeds, phases[phase][0], now.step + count - 1)
-            yield (now := replace(now, state=state, step=now.step + count, event="trained", scalars=scalars))
-
-        some = placed(stacked([feed.some(method.examples) for feed in feeds]), len(feeds))
-        state = _consolidate((method, keys, jnp.array(phase), jnp.array(feeds[0].steps), some), now.state)
-        seen = range(len(streams[0])) if evaluate_all else [task for tasks in phases[: phase + 1] for task in tasks]
-        now = replace(now, state=state, phase=phase + 1, step=0, event="evaluated")
-        yield (now := _measure(method.network, now, streams, rooms, seen))
+    with closing(ahead(laid)) as chunks:
+        for phase, first, count, batches, sample, steps in chunks:
+            if count:
+                work = Chunk(method, keys, np.int32(phase), np.int32(first), np.int32(count), batches)
+                state, scalars = advance(work, now.state, seeds, phases[phase][0])
+                now = replace(now, state=state, step=first + count, event="trained", scalars=scalars, sample=sample)
+                yield now
+            if now.step == steps:
+                some = sample.batch(None if streams[0].joint else phases[phase][0])
+                state = consolidate(method, keys, phase, steps, some, now.state)
+                seen = range(network.spec.tasks) if evaluate_all else sum(phases[: phase + 1], [])
+                now = replace(now, state=state, phase=phase + 1, step=0, event="evaluated", sample=empty.sample)
+                yield (now := _measured(network, now, streams, rooms, seen))
 
 
-def steps_of(stream: Stream, batch: int, epochs: int) -> list[int]:
-    """How many minibatches each phase of a stream has."""
-    return [Feed(stream, tasks, 0, 0, batch, epochs, Room()).steps for tasks in stream.phases]
+class _Laid(NamedTuple):
+    """Minibatches that are laid out in memory."""
+
+    phase: int
+    first: int  # the place in the phase of the first
+    count: int
+    batches: Batch  # with padding
+    sample: Sample  # of the phase, when they have been learned
+    steps: int | None  # minibatches of the phase, if that is known by now
+
+
+def _laid_out(
+    streams: Sequence[Stream], seeds: Sequence[int], now: Snapshot, none: Sample, batch: int, epochs: int, chunk: int
+) -> Iterator[_Laid]:
+    """Some minibatches to compile for, then all that there are to learn; no more than two are in memory."""
+    rooms, size = [[Room(), Room()] for _ in streams], -(-chunk // DRAWN) * DRAWN
+
+    def feeds_of(phase: int) -> list[Feed | Cut]:
+        return [feed(stream, phase, seed, batch, epochs) for stream, seed in zip(streams, seeds, strict=True)]
+
+    some = [one.like(size, room[0]) for one, room in zip(feeds_of(0), rooms, strict=True)]
+    yield _Laid(0, 0, 0, placed(stacked(some), len(some)), none, None)
+    sample, first, steps = now.sample, now.step, None
+    for phase in range(now.phase, len(streams[0].phases)):
+        feeds = feeds_of(phase)
+        while steps is None or first < steps:
+            for room in rooms:
+                room.reverse()  # what is in the other is being learned
+            known = _steps(feeds)
+            count = chunk if known is None else min(chunk, known - first)
+            parts = [one.minibatches(first, count, size, room[0]) for one, room in zip(feeds, rooms, strict=True)]
+            steps = _steps(feeds)
+            count = count if steps is None else min(count, steps - first)
+            sample = sample.fed(parts, count, seeds, phase, first)
+            yield _Laid(phase, first, count, placed(stacked(parts), len(parts)), sample, steps)
+            first += count
+        sample, first, steps = none, 0, None
+
+
+def _steps(feeds: Sequence[Feed | Cut]) -> int | None:
+    """The minibatches of a phase, if that is known by now."""
+    if len({feed.steps for feed in feeds}) > 1:
+        raise Invalid("streams", [feed.steps for feed in feeds], "streams that run at once must have equal sizes")
+    return feeds[0].steps
+
+
+def steps_of(stream: Stream, batch: int, epochs: int) -> list[int | None]:
+    """How many minibatches each phase of a stream has; None where that shows at its end."""
+    return [feed(stream, phase, 0, batch, epochs).steps for phase in range(len(stream.phases))]
+
+
+def _chunk_size(network: Network, stream: Stream, chunk: int, batch: int, epochs: int) -> int:
+    """How many minibatches are laid out at a time."""
+    steps = steps_of(stream, batch, epochs)
+    longest = chunk if None in steps else max(step or 0 for step in steps)
+    return min(chunk, longest, max(fitting(network) // batch, 1))
 
 
 def blank(method: Method, stream: Stream, seeds: int) -> Snapshot:
     """A run's snapshot with nothing in it: of the state, the shapes; of the rest, NaN."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), seeds))
-    state = jax.eval_shape(lambda keys: _init(method, keys), keys)
+    state = jax.eval_shape(lambda keys: init(method, keys), keys)
     tasks, phases = len(stream), len(stream.phases)
     network = method.network
     routed = [layer.experts for layer in network.layers if layer.experts > 1]
@@ -143,10 +186,11 @@ def blank(method: Method, stream: Stream, seeds: int) -> Snapshot:
             np.full((seeds, phases, tasks, experts), np.nan, np.float32) for experts in routed if network.by_task
         ),
         gates=tuple(np.full((seeds, phases, tasks, experts), np.nan, np.float32) for experts in routed),
+        sample=Sample.empty(network.spec, seeds, method.examples),
     )
 
 
-def _measure(
+def _measured(
     network: Network,
     now: Snapshot,
     streams: Sequence[Stream],
@@ -157,7 +201,7 @@ def _measure(
     done = now.phase - 1
     accuracy = now.accuracy.copy()
     for task in tasks:
-        accuracy[:, done, task] = evaluate(network, now.state.learner.parameters, streams, rooms, task)
+        accuracy[:, done, task] = _accuracy(network, now, streams, rooms, task)
     logits, gates = ([array.copy() for array in arrays] for arrays in (now.logits, now.gates))
     if network.by_task:
         for layer, (scores, weights) in enumerate(matrices(network, now.state.learner.parameters)):
@@ -166,114 +210,13 @@ def _measure(
         for layer in gates:
             layer[:, done] = 0
         for task in tasks:
-            for layer, weights in enumerate(mean_gates(network, now.state.learner.parameters, streams, rooms, task)):
+            tests = [stream[task].test for stream in streams]
+            for layer, weights in enumerate(mean_gates(network, now.state.learner.parameters, tests, rooms, task)):
                 gates[layer][:, done, task] = weights
     return replace(now, accuracy=accuracy, logits=tuple(logits), gates=tuple(gates))
 
 
-@eqx.filter_jit
-def _init(method: Method, keys: PRNGKeyArray) -> State:
-    return over_seeds(method.init, len(keys))(keys)
-
-
-@eqx.filter_jit(donate="all-except-first")
-def _consolidate(fixed: tuple[Method, PRNGKeyArray, Array, Array, Batch], state: State) -> State:
-    method, keys, phase, steps, batches = fixed
-
-    def end(state: State, key: PRNGKeyArray, batch: Batch) -> State:
-        key = jax.random.fold_in(jax.random.fold_in(key, phase + 1), steps)  # as that of a step after the last
-        return method.consolidate(state, batch, key)
-
-    return over_seeds(end, len(keys))(state, keys, batches)
-
-
-class _Chunk(NamedTuple):
-    """The next minibatches of a phase, and all else that a program needs to learn from them."""
-
-    method: Method
-    keys: PRNGKeyArray
-    phase: Int[Array, ""] | np.int32
-    first: Int[Array, ""] | np.int32  # the place in the phase of the first minibatch
-    steps: Int[Array, ""] | np.int32  # minibatches to learn from; the others are padding
-    batches: Batch
-
-
-@cache
-def _compiled() -> Callable[..., Any]:
-    """`_advance`, compiled for this machine."""
-    options: Any = {}
-    if jax.default_backend() == "cpu":
-        with suppress(jax.errors.JaxRuntimeError):  # another XLA may not know them
-            jax.jit(lambda: 0, compiler_options=WIDE).lower().compile()
-            options = {"compiler_options": WIDE}
-    return eqx.filter_jit(_advance, donate="all-except-first", **options)
-
-
-def _advance(chunk: _Chunk, state: State) -> tuple[State, dict[str, Float[Array, "S C"]], Float[Array, " S"]]:
-    """The state after a chunk, in the memory of the state before it, each step's scalars, the sum of all parameters."""
-    method, keys, phase, first, steps, batches = chunk
-
-    def run(state: State, key: PRNGKeyArray, batches: Batch) -> tuple[State, dict[str, Array], Float[Array, ""]]:
-        key = jax.random.fold_in(unrolled(key), phase + 1)
-        draws = jax.vmap(lambda i, batch: method.draw(jax.random.fold_in(key, first + i), batch))
-        drawn = _drawn(method, batches)
-        update = jax.jit(partial(_updated, method), inline=True)  # traced once, to know its scalars and to run it
-
-        def block(number: Array, carry: tuple[State, dict[str, Array]]) -> tuple[State, dict[str, Array]]:
-            start = number * drawn
-            some = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, drawn), batches)
-            noise = draws(start + jnp.arange(drawn), some)
-
-            def minibatch(i: Array, carry: tuple[State, dict[str, Array]]) -> tuple[State, dict[str, Array]]:
-                state, scalars = carry
-                batch = jax.tree.map(lambda a: a[start + i], batches)
-                state, found = update(state, batch, jax.tree.map(lambda a: a[i], noise))
-                return state, {name: values.at[start + i].set(found[name]) for name, values in scalars.items()}
-
-            return jax.lax.fori_loop(0, jnp.minimum(drawn, steps - start), minibatch, carry)
-
-        one = jax.tree.map(lambda a: a[0], batches)
-        found = jax.eval_shape(lambda state: update(state, one, method.draw(key, one))[1], state)
-        nothing = {name: jnp.zeros(len(batches.y), value.dtype) for name, value in found.items()}
-        state, scalars = jax.lax.fori_loop(0, -(-steps // drawn), block, (state, nothing))
-        # The quickest way to read all parameters: the sum is not finite where one of them is not.
-        total = jnp.stack([leaf.sum() for leaf in jax.tree.leaves(state.learner.parameters)]).sum()
-        return state, scalars, total
-
-    return over_seeds(run, len(keys))(state, keys, batches)
-
-
-def _updated(method: Method, state: State, batch: Batch, noise: Any) -> tuple[State, dict[str, Array]]:
-    """The state after a minibatch, and what there is to see of it."""
-    state, info = method.update(state, batch, noise)
-    return state, {**info.scalars, "loss": info.loss}
-
-
-def _drawn(method: Method, batches: Batch) -> int:
-    """The minibatches whose random numbers are drawn at once: the same numbers, faster than one at a time."""
-    batch = jax.tree.map(lambda a: a[0], batches)
-    each = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(method.draw, jax.random.key(0), batch)))
-    return next(n for n in (20, 10, 4, 2, 1) if n * each <= MANY or n == 1)
-
-
-def _check_finite(losses: np.ndarray, seeds: Sequence[int], task: int, first: int) -> None:
-    bad = np.argwhere(~np.isfinite(losses))
-    if len(bad):
-        seed, step = bad[0]
-        raise Diverged(seeds[seed], task, first + int(step), float(losses[seed, step]))
-
-
-def _feeds(
-    streams: Sequence[Stream], seeds: Sequence[int], phase: int, batch: int, epochs: int, rooms: Sequence[Room]
-) -> list[Feed]:
-    feeds = [
-        Feed(stream, stream.phases[phase], seed, phase, batch, epochs, room)
-        for stream, seed, room in zip(streams, seeds, rooms, strict=True)
-    ]
-    if len({feed.steps for feed in feeds}) > 1:
-        raise Invalid("streams", [feed.steps for feed in feeds], "streams that run at once must have equal sizes")
-    return feeds
-
-
-def _lay_out(feeds: Sequence[Feed], start: int, count: int) -> Batch:
-    return placed(stacked([feed.minibatches(start, count) for feed in feeds]), len(feeds))
+def _accuracy(
+    network: Network, now: Snapshot, streams: Sequence[Stream], rooms: Sequence[Room], task: int
+) -> Float[np.ndarray, " S"]:
+    return evaluate(network, now.state.learner.parameters, [stream[task].test for stream in streams], rooms, task)

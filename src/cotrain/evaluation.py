@@ -3,8 +3,10 @@
 Axes: S seeds, B examples, T tasks, E experts.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from cotrain.data.feed import Room
-from cotrain.data.stream import Examples, Stream
+from cotrain.data.examples import Batches
+from cotrain.data.feed import Cut, Room
+from cotrain.data.sources import Source
 from cotrain.devices import over_seeds, placed, stacked
 from cotrain.networks.network import Network
 from cotrain.networks.parameters import Parameters
@@ -33,32 +36,77 @@ def _correct(
 
 
 def evaluate(
-    network: Network,
-    parameters: Parameters,
-    streams: Sequence[Stream],
-    rooms: Sequence[Room],
-    task: int,
-    limit: int | None = None,
+    network: Network, parameters: Parameters, tests: Sequence[Source], rooms: Sequence[Room], task: int
 ) -> Float[np.ndarray, " S"]:
-    """Each seed's accuracy on a task's test examples, or on the first few."""
-    tests = [stream[task].test for stream in streams]
-    sizes = np.array([len(test) for test in tests]) if limit is None else np.full(len(tests), limit)
-    correct = np.zeros(len(tests), int)
-    few = 1 << (max(map(len, tests)) - 1).bit_length()  # few different sizes: each is compiled
-    count = min(TEST_BATCH, few, max(fitting(network), 1))
-    for start in range(0, max(sizes), count):
-        places = np.arange(start, start + count)
-        each = zip(tests, sizes, rooms, strict=True)
-        parts = [_padded(test, places, size, room) for test, size, room in each]
-        x, y = placed(stacked(parts), len(parts))
+    """Each seed's accuracy on its test examples of a task."""
+    size = _size(network, tests)
+    pieces = [pieces_of(test, size, room) for test, room in zip(tests, rooms, strict=True)]
+    correct, counts = np.zeros(len(tests), int), np.zeros(len(tests), int)
+    for parts in itertools.zip_longest(*pieces):
+        there = next(part for part in parts if part is not None)
+        x, y = placed(stacked([_nothing(there) if part is None else part for part in parts]), len(parts))
+        counts += np.asarray([0 if part is None else (part[1] >= 0).sum() for part in parts])
         correct += np.asarray(_correct(network, parameters, jnp.array(task), x, y))
-    return correct / sizes
+    return correct / counts
 
 
-def _padded(examples: Examples, places: np.ndarray, stop: int, room: Room) -> tuple[np.ndarray, np.ndarray]:
-    """The test examples at `places`; from `stop` on, ones that no prediction gets right."""
+def warm_up(network: Network, parameters: Parameters, tests: Sequence[Source], rooms: Sequence[Room]) -> None:
+    """Compiles what `evaluate` runs on such tests; nothing is read that comes in batches."""
+    size, parts = _size(network, tests), []
+    for test, room in zip(tests, rooms, strict=True):
+        x = room((size, *network.spec.shape), np.float32) if isinstance(test, Batches) else _padded(test, 0, size, room)[0]
+        parts.append((x, np.full(size, -1, np.int32)))
+    np.asarray(_correct(network, parameters, jnp.array(0), *placed(stacked(parts), len(parts))))
+
+
+def pieces_of(source: Source, size: int, room: Room) -> Iterator[tuple[np.ndarray, Int[np.ndarray, " B"]]]:
+    """The examples, as many at a time, filled up with ones of label -1, which no prediction gets right."""
+    if not isinstance(source, Batches):
+        yield from (_padded(source, start, size, room) for start in range(0, len(source), size))
+        return
+    cut, at = Cut(source, 0, size, 1), 0
+    while cut.steps is None or at < cut.steps:
+        batch = cut.minibatches(at, 1, 1, room)
+        yield batch.x[0], np.where(batch.weight[0] > 0, batch.y[0], -1)
+        at += 1
+
+
+def _padded(examples: Any, start: int, size: int, room: Room) -> tuple[np.ndarray, np.ndarray]:
+    places = np.arange(start, start + size)
     x, y = examples.take(np.minimum(places, len(examples) - 1), room)
-    return x, np.where(places < stop, y, -1)
+    return x, np.where(places < len(examples), y, -1)
+
+
+def _nothing(piece: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """As many examples, of which none counts."""
+    return piece[0], np.full_like(piece[1], -1)
+
+
+def _size(network: Network, tests: Sequence[Source]) -> int:
+    """How many examples are tested at once; few different numbers, since each is compiled."""
+    longest = max(TEST_BATCH if isinstance(test, Batches) else len(test) for test in tests)
+    return min(TEST_BATCH, 1 << (longest - 1).bit_length(), max(fitting(network), 1))
+
+
+def answers(
+    network: Network, parameters: Parameters, source: Source, room: Room, task: int
+) -> Iterator[tuple[Int[np.ndarray, " B"], Float[np.ndarray, "B classes"]]]:
+    """The labels and probabilities that are predicted for a task's examples, of one seed, some at a time."""
+    for x, y in pieces_of(source, _size(network, [source]), room):
+        labels, probabilities = _answers(network, parameters, jnp.array(task), x[None])
+        count = int((y >= 0).sum())
+        yield np.asarray(labels[0])[:count], np.asarray(probabilities[0])[:count]
+
+
+@eqx.filter_jit
+def _answers(
+    network: Network, parameters: Parameters, task: Int[Array, ""], x: Array
+) -> tuple[Int[Array, "S B"], Float[Array, "S B classes"]]:
+    def answer(parameters: Parameters, x: Array) -> tuple[Array, Array]:
+        logits = network.predict(parameters, task, x)
+        return logits.argmax(axis=1), jax.nn.softmax(logits)
+
+    return over_seeds(answer, len(x))(parameters, x)
 
 
 @eqx.filter_jit
@@ -68,12 +116,14 @@ def matrices(network: Network, parameters: Parameters) -> list[tuple[Array, Arra
 
 
 def mean_gates(
-    network: Network, parameters: Parameters, streams: Sequence[Stream], rooms: Sequence[Room], task: int
+    network: Network, parameters: Parameters, tests: Sequence[Source], rooms: Sequence[Room], task: int
 ) -> list[Float[np.ndarray, "S E"]]:
     """The mean gates of a task's first test examples, in each layer whose router reads its input."""
-    count = min(max(fitting(network), 1), TEST_BATCH, *(len(stream[task].test) for stream in streams))
-    parts = [stream[task].test.take(np.arange(count), room)[0] for stream, room in zip(streams, rooms, strict=True)]
-    return list(map(np.asarray, _means(network, parameters, jnp.array(task), placed(stacked(parts), len(parts)))))
+    size = _size(network, tests)
+    firsts = [next(pieces_of(test, size, room)) for test, room in zip(tests, rooms, strict=True)]
+    count = min((y >= 0).sum() for _, y in firsts)
+    x = placed(stacked([x[:count] for x, _ in firsts]), len(firsts))
+    return list(map(np.asarray, _means(network, parameters, jnp.array(task), x)))
 
 
 @eqx.filter_jit

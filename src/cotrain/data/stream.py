@@ -5,79 +5,35 @@ Inputs are handed out as floats (bytes are scaled to [0, 1]) in the shape the us
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 
+from cotrain.data.examples import Examples, Transform, check_arrays, native
 from cotrain.data.fetch import Dataset
+from cotrain.data.sources import Source, peeked, source_of
 from cotrain.errors import Invalid, check_positive
-
-Transform = Callable[[np.ndarray], np.ndarray]
-Empty = Callable[[tuple[int, ...], Any], np.ndarray]  # from shape and type to an array to fill
-
-BLOCK = 128  # examples transformed at a time: few enough to stay in the cache
-LARGEST = np.finfo(np.float32).max  # what is larger would be infinite for JAX
-
 
 class Spec(NamedTuple):
     """What a network must know of a stream."""
 
     shape: tuple[int, ...]  # of one input
-    classes: int  # outputs of each task's head
+    classes: int  # outputs of each task's head; of the widest, where they differ
     tasks: int
+    widths: tuple[int, ...] = ()  # each task's own number of classes, where they differ
 
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Inputs with labels, transformed when they are taken."""
-
-    x: np.ndarray
-    y: np.ndarray
-    transform: Transform | None = None
-    name: str = field(default="examples", repr=False)
-
-    def __post_init__(self):
-        if len(self.x) != len(self.y):
-            raise Invalid(self.name, f"{len(self.x)} inputs and {len(self.y)} labels", "give one label per input")
-        if len(self.x) == 0:
-            raise Invalid(self.name, "no examples", "give at least one")
-        floats = np.issubdtype(self.x.dtype, np.floating)
-        if floats and not (-LARGEST <= self.x.min(initial=0) and self.x.max(initial=0) <= LARGEST):
-            bad = np.argwhere(~(np.abs(self.x) <= LARGEST))[0]
-            wrong = float(self.x[tuple(bad)])
-            raise Invalid(f"{self.name}, example {bad[0]}", wrong, "inputs must be finite 32-bit numbers")
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def take(self, indices: np.ndarray, empty: Empty = np.empty) -> tuple[np.ndarray, np.ndarray]:
-        """The inputs, as floats, in an array that `empty` makes, and labels at `indices`."""
-        labels = self.y[indices].astype(np.int32)
-        if self.transform is None and np.issubdtype(self.x.dtype, np.floating):
-            x = empty((len(indices), *self.x.shape[1:]), self.x.dtype)
-            return np.take(self.x, indices, axis=0, out=x, mode="clip"), labels  # "raise" would copy twice
-        x = np.empty(0)
-        for start in range(0, len(indices), BLOCK):
-            part = self.x[indices[start : start + BLOCK]]
-            if not np.issubdtype(part.dtype, np.floating):
-                part = part.astype(np.float32) / np.float32(255 if part.dtype == np.uint8 else 1)
-            part = part if self.transform is None else self.transform(part)
-            x = x if start else empty((len(indices), *part.shape[1:]), part.dtype)
-            x[start : start + BLOCK] = part
-        return x, labels
-
-    def subset(self, indices: np.ndarray) -> "Examples":
-        """Only the examples at `indices`."""
-        return replace(self, x=self.x[indices], y=self.y[indices])
+    def classes_of(self, task: int) -> int:
+        """The classes of a task."""
+        return self.widths[task] if self.widths else self.classes
 
 
 class Task(NamedTuple):
     """What one task trains and is tested on."""
 
-    train: Examples
-    test: Examples
+    train: Source
+    test: Source
 
 
 @dataclass(frozen=True)
@@ -92,32 +48,57 @@ class Stream:
     joint: bool = False
 
     @staticmethod
-    def from_arrays(tasks: Sequence[Sequence[Any]], classes: int | None = None) -> "Stream":
-        """Your own tasks, each as `(train_x, train_y, test_x, test_y)`; labels count from 0 in every task."""
-        if len(tasks) == 0:
-            raise Invalid("tasks", "an empty list", "give at least one task")
-        arrays = [tuple(_native(np.asarray(a)) for a in task) for task in tasks]
+    def from_arrays(tasks: Sequence[Sequence[Any]], classes: int | Sequence[int] | None = None) -> "Stream":
+        """Your own tasks, each as `(train_x, train_y, test_x, test_y)`; labels count from 0 in every task.
+
+        `classes` is the number of classes, by default one more than the highest label of all tasks, or each task's own.
+        """
+        arrays = [tuple(native(np.asanyarray(a)) for a in task) for task in _some(tasks)]
         for i, task in enumerate(arrays):
             if len(task) != 4:
                 raise Invalid(f"task {i}", f"{len(task)} arrays", "give (train_x, train_y, test_x, test_y)")
-            for part, y in (("train", task[1]), ("test", task[3])):
-                if y.ndim != 1 or y.dtype.kind not in "iu":
-                    found = f"{y.dtype.name}{list(y.shape)}"
-                    raise Invalid(f"task {i} {part} labels", found, "labels must be one whole number per input")
-        shape = arrays[0][0].shape[1:]
-        highest = max(int(y.max(initial=0)) for task in arrays for y in (task[1], task[3]))
-        classes = highest + 1 if classes is None else check_positive("classes", classes)
-        classes = min(classes, np.iinfo(np.int32).max)  # labels are handed out as such
+        if classes is None:
+            labels = (y for task in arrays for y in (task[1], task[3]))
+            classes = 1 + max((int(y.max(initial=0)) for y in labels if y.dtype.kind in "iu"), default=0)
+        spec = _spec(arrays[0][0].shape[1:], classes, len(arrays))
         made = []
         for i, (train_x, train_y, test_x, test_y) in enumerate(arrays):
             for part, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
-                _check_arrays(f"task {i} {part}", x, y, shape, classes)
-            made.append(
-                Task(
-                    Examples(train_x, train_y, name=f"task {i} train"), Examples(test_x, test_y, name=f"task {i} test")
-                )
+                check_arrays(f"task {i} {part}", x, y, spec.shape, spec.classes_of(i))
+            train, test = (train_x, train_y), (test_x, test_y)
+            made.append(Task(Examples(*train, name=f"task {i} train"), Examples(*test, name=f"task {i} test")))
+        return Stream(spec, made.__getitem__)
+
+    @staticmethod
+    def from_tasks(
+        tasks: Sequence[tuple[Any, Any]], classes: int | Sequence[int], shape: tuple[int, ...] | None = None
+    ) -> "Stream":
+        """Your own tasks of any size, each as `(train, test)`, of which no more than a few chunks are in memory.
+
+        Either is a pair of arrays (memory-mapped too), a data set of PyTorch or Hugging Face, or gives batches: a
+        function that returns an iterator of pairs `(x, y)` of any sizes, a generator, or a PyTorch `DataLoader`. What
+        can be indexed is shuffled by seed; batches are learned in the order in which they come, and need not say how
+        many they are. A generator can be read only once, and so can no test be. `classes` is their number, or each
+        task's own; `shape` that of an input, by default the first one's.
+        """
+        tasks = [tuple(task) for task in _some(tasks)]
+        for i, task in enumerate(tasks):
+            if len(task) != 2:
+                raise Invalid(f"task {i}", f"{len(task)} entries", "give (train, test)")
+        if shape is None:
+            train, test = tasks[0]
+            shape, train = peeked(train, "task 0 train")
+            tasks[0] = train, test
+        spec = _spec(shape, classes, len(tasks))
+
+        def make(i: int) -> Task:
+            train, test = tasks[i]
+            options = spec.shape, spec.classes_of(i)
+            return Task(
+                source_of(train, *options, f"task {i} train"), source_of(test, *options, f"task {i} test", again=True)
             )
-        return Stream(Spec(tuple(shape), classes, len(made)), made.__getitem__)
+
+        return Stream(spec, make)
 
     def __len__(self) -> int:
         return self.spec.tasks
@@ -138,21 +119,21 @@ class Stream:
         return replace(self, joint=True)
 
 
-def _native(array: np.ndarray) -> np.ndarray:
-    """The array in this machine's byte order, the only one that JAX takes."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+def _some(tasks: Sequence[Any]) -> Sequence[Any]:
+    if len(tasks) == 0:
+        raise Invalid("tasks", "an empty list", "give at least one task")
+    return tasks
 
 
-def _check_arrays(name: str, x: np.ndarray, y: np.ndarray, shape: tuple[int, ...], classes: int) -> None:
-    if x.dtype.kind not in "fiub" or x.dtype.itemsize > 8:
-        raise Invalid(f"{name} inputs", x.dtype.name, "inputs must be numbers of at most 64 bits")
-    if x.ndim == 0 or 0 in x.shape[1:]:
-        raise Invalid(f"{name} inputs", x.shape, "give an array with at least one number per input")
-    if x.shape[1:] != shape:
-        raise Invalid(f"{name} inputs", x.shape[1:], f"every task's inputs must have the first task's shape, {shape}")
-    if len(y) and not (0 <= y.min() and y.max() < classes):
-        wrong = y[(y < 0) | (y >= classes)][0]
-        raise Invalid(f"{name} labels", int(wrong), f"labels must be 0 to {classes - 1}")
+def _spec(shape: tuple[int, ...], classes: int | Sequence[int], tasks: int) -> Spec:
+    """What tasks of equal or of different numbers of classes are like."""
+    most = int(np.iinfo(np.int32).max)  # labels are handed out as such
+    if not isinstance(classes, Sequence):
+        return Spec(tuple(shape), min(check_positive("classes", classes), most), tasks)
+    widths = tuple(check_positive("classes", one) for one in classes)
+    if len(widths) != tasks:
+        raise Invalid("classes", list(widths), f"give one number, or one for each of the {tasks} tasks")
+    return Spec(tuple(shape), max(widths), tasks, widths if len(set(widths)) > 1 else ())
 
 
 def permuted(

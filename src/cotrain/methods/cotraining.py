@@ -16,7 +16,7 @@ from cotrain.choice import Choice, option
 from cotrain.data.batch import Batch
 from cotrain.errors import Invalid, check_rate
 from cotrain.methods import METHODS
-from cotrain.methods.descent import Learner, Optimizer, Rates, descend, rate
+from cotrain.methods.descent import Learned, Optimizer, Rates, descend, rate
 from cotrain.methods.method import Info, Method
 from cotrain.networks.network import Network
 from cotrain.networks.unused import Bucket, buckets, unused_path
@@ -30,7 +30,7 @@ class CotrainingState(NamedTuple):
     used: tuple[Bool[Array, "T E"], ...]  # E in Algorithm 1: the experts that each task uses, per layer
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> Learned:
         """What was learned."""
         return self.inner.learner
 
@@ -76,7 +76,7 @@ class Cotraining(eqx.Module):
 
         both = batch if info.replayed is None else batch.union(info.replayed)  # x ∪ x_M, y ∪ y_M
 
-        def cotrain(bucket: Bucket, zero: Array, learner: Learner) -> Learner:
+        def cotrain(bucket: Bucket, zero: Array, learner: Learned) -> Learned:
             taken, task = tuple(e & (zero == 0) for e in used), batch.task + zero
             path = unused_path(self.network, learner.parameters, taken, task, both, bucket)  # θ ⊙ (1 − E)
             return descend(self.network, self.optimizer, learner, both, path, self.cotraining_rates)[0]

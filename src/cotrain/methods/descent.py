@@ -29,7 +29,7 @@ class Rates(NamedTuple):
     router: Float[Array, ""] | None
 
 
-class Learner(NamedTuple):
+class Learned(NamedTuple):
     """A network's parameters, and what the optimizer keeps for each expert, head and router row on its own."""
 
     parameters: Parameters
@@ -61,24 +61,24 @@ def cross_entropy(logits: Float[Array, "B classes"], batch: Batch, part: Part | 
     return (batch.weight * losses).sum() / jnp.maximum(batch.weight.sum(), 1)
 
 
-def begin(network: Network, optimizer: Optimizer, key: PRNGKeyArray) -> Learner:
+def begin(network: Network, optimizer: Optimizer, key: PRNGKeyArray) -> Learned:
     """A network that has learned nothing."""
     parameters = network.init(key)
     fresh = jax.vmap(optimizer(0.0).init)
-    return Learner(parameters, Parameters.of([s if s is None else fresh(s) for s in parameters.stacks]))
+    return Learned(parameters, Parameters.of([s if s is None else fresh(s) for s in parameters.stacks]))
 
 
 def descend(
     network: Network,
     optimizer: Optimizer,
-    learner: Learner,
+    learner: Learned,
     batch: Batch,
     path: Path,
     rates: Rates,
     *,
     loss: Loss = cross_entropy,
     change: Change | None = None,
-) -> tuple[Learner, Float[Array, ""]]:
+) -> tuple[Learned, Float[Array, ""]]:
     """Moves the part of the network on the path down the gradient of the batch's loss, which it returns too.
 
     `loss` is of the network's logits and the batch; `change` makes another gradient of its gradient. Both see the part
@@ -122,8 +122,8 @@ def _slope(
 
 
 def _step(
-    optimizer: Optimizer, learner: Learner, gradients: list[Any], entries: Sequence[Entries], sizes: list[Any]
-) -> Learner:
+    optimizer: Optimizer, learner: Learned, gradients: list[Any], entries: Sequence[Entries], sizes: list[Any]
+) -> Learned:
     """What has a gradient moves, the layers in the order in which their weights are no longer needed."""
     stacks, moments = learner.parameters.stacks, learner.moments.stacks
     layers = len(stacks) // 2
@@ -144,7 +144,7 @@ def _step(
         updates, kept = jax.vmap(optimizer(size).update)(gradient, narrow(moments[i], index), part)
         stacks[i] = widen(stacks[i], index, active, updates, add=True)
         moments[i] = widen(moments[i], index, active, kept)
-    return Learner(Parameters.of(stacks), Parameters.of(moments))
+    return Learned(Parameters.of(stacks), Parameters.of(moments))
 
 
 def _summed(gradient: Any, index: Int[Array, " N"], active: Bool[Array, " N"]) -> tuple[Any, Bool[Array, " N"]]:

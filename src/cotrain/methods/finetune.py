@@ -11,7 +11,7 @@ from cotrain.choice import Choice, option
 from cotrain.data.batch import Batch
 from cotrain.errors import check_rate
 from cotrain.methods import OPTIMIZERS
-from cotrain.methods.descent import Learner, Optimizer, Rates, begin, descend, rates_of
+from cotrain.methods.descent import Learned, Optimizer, Rates, begin, descend, rates_of
 from cotrain.methods.method import Info
 from cotrain.networks.network import Draws, Network
 
@@ -19,7 +19,7 @@ from cotrain.networks.network import Draws, Network
 class FinetuneState(NamedTuple):
     """Nothing but what was learned."""
 
-    learner: Learner
+    learner: Learned
 
 
 class Finetune(eqx.Module):

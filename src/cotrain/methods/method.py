@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cotrain.data.batch import Batch
-from cotrain.methods.descent import Learner, Optimizer, Rates
+from cotrain.methods.descent import Learned, Optimizer, Rates
 from cotrain.networks.network import Network
 
 
@@ -14,7 +14,7 @@ class State(Protocol):
     """All that a method carries: a named record of its own, a pytree. A run goes on from it exactly where it was."""
 
     @property
-    def learner(self) -> Learner: ...
+    def learner(self) -> Learned: ...
 
 
 class Info(NamedTuple):

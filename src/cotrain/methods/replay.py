@@ -11,7 +11,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 from cotrain.data.batch import Batch
 from cotrain.errors import check_positive
 from cotrain.memory import BATCH, CAPACITY, Memory, Reservoir, reservoir
-from cotrain.methods.descent import Learner, Optimizer, Rates, begin, descend, rates_of
+from cotrain.methods.descent import Learned, Optimizer, Rates, begin, descend, rates_of
 from cotrain.methods.finetune import RoutedOptions
 from cotrain.methods.method import Info
 from cotrain.networks.network import Draws, Network
@@ -20,7 +20,7 @@ from cotrain.networks.network import Draws, Network
 class ReplayState(NamedTuple):
     """What was learned, and what is remembered."""
 
-    learner: Learner
+    learner: Learned
     memory: Memory
 
 

@@ -46,7 +46,7 @@ class Dense(eqx.Module):
     def together(self, x: Float[Array, "B ..."]) -> Float[Array, "M B units"]:
         """All experts of a stack on all examples."""
         weight = jnp.moveaxis(self.weight, 2, 1) if self.alone else self.weight
-        return self.activation(products(weight, x.reshape(len(x), -1)) + self.bias[:, None])
+        return self.activation(products(weight, x.reshape(x.shape[0], -1)) + self.bias[:, None])
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,15 @@ class Convolution(eqx.Module):
     """A convolution that halves height and width, then ReLU."""
 
     convolve: eqx.nn.Conv2d
-    image: tuple[int, ...] = eqx.field(static=True)
+    image: tuple[int, ...] = eqx.field(static=True)  # rows, columns, channels
 
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "channels rows columns"]:
-        return jax.nn.relu(self.convolve(x.reshape(self.image)))
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "rows columns channels"]:
+        return jnp.moveaxis(jax.nn.relu(self.convolve(jnp.moveaxis(x.reshape(self.image), 2, 0))), 0, 2)
 
 
 @dataclass(frozen=True)
 class convolution:
-    """A convolution of stride 2 on images of shape [rows, columns] or [channels, rows, columns]."""
+    """A convolution of stride 2 on images as they come: [rows, columns] or [rows, columns, channels]."""
 
     channels: int
     size: int = 3
@@ -120,6 +120,8 @@ class convolution:
         check_positive("size", self.size)
 
     def __call__(self, shape: tuple[int, ...], key: PRNGKeyArray) -> Convolution:
-        image = (1,) * (3 - len(shape)) + tuple(shape)
-        convolve = eqx.nn.Conv2d(image[0], self.channels, self.size, stride=2, padding=self.size // 2, key=key)
+        if len(shape) not in (2, 3):
+            raise Invalid("shape", shape, "a convolution takes images: rows and columns, and channels if there are any")
+        image = (*shape, 1)[:3]
+        convolve = eqx.nn.Conv2d(image[2], self.channels, self.size, stride=2, padding=self.size // 2, key=key)
         return Convolution(convolve, image)

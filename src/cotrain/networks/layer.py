@@ -54,7 +54,7 @@ class Layer(eqx.Module):
         outputs: Float[Array, "M B ..."],
         aggregation: str,
     ) -> Float[Array, "B ..."]:
-        """The gates' sum of the members' outputs; or, side by side, of those in each of K slots."""
+        """The gates' sum of the members' outputs; or, side by side in the last axis, of those in each of K slots."""
         if aggregation == "concatenate":
             chosen = jnp.ones(gates.shape, bool) if chosen is None else chosen
             slot = (jnp.cumsum(chosen, axis=1) - 1) % self.k  # the first K members by index, then again
@@ -63,7 +63,8 @@ class Layer(eqx.Module):
         weights = jnp.moveaxis(gates, 0, 1)  # [M, B or 1, ...]
         combined = (weights.reshape(weights.shape + (1,) * (outputs.ndim - weights.ndim)) * outputs).sum(axis=0)
         if aggregation == "concatenate":
-            combined = combined.reshape(len(combined), -1, *combined.shape[3:])
+            combined = jnp.moveaxis(combined, 1, -2)  # as channels, beside each other
+            combined = combined.reshape(*combined.shape[:-2], -1)
         return combined
 
 
@@ -90,7 +91,7 @@ def layers_of(
     for make, count, k in zip(makes, experts, ks, strict=True):
         layer, shape = layer_of(make, shape, count, k)
         if layer.experts > 1 and aggregation == "concatenate":
-            shape = (layer.k * shape[0], *shape[1:])
+            shape = (*shape[:-1], layer.k * shape[-1])
         layers.append(layer)
     return tuple(layers), shape
 

@@ -20,9 +20,10 @@ from cotrain.networks.experts import Expert, dense
 from cotrain.networks.layer import Layer, layer_of, layers_of
 from cotrain.networks.parameters import Parameters, narrow
 from cotrain.networks.path import Path, Route, part_of, route_of, rows
-from cotrain.networks.routers.fixed import fixed
+from cotrain.networks.routers.fixed import Fixed, fixed
 from cotrain.networks.routers.router import Router, Size
 
+NEVER = -1e30  # the logit of a class that a task does not have
 Draws = tuple[Shaped[Array, "D E"] | None, ...]  # per layer; None where nothing is drawn
 
 
@@ -125,7 +126,7 @@ class Network(eqx.Module):
                 gates = self.gates(narrow(router, path.tasks) if path.whole else router, route)
                 x = layer.combine(gates, route.chosen, outputs, self.aggregation)
             else:
-                mixture = self.router.read(router, route.noise, x.reshape(len(x), -1), layer.k, weight)
+                mixture = self.router.read(router, route.noise, x.reshape(x.shape[0], -1), layer.k, weight)
                 outputs = layer.outputs(stack, route, x)
                 x = layer.combine(mixture.gates, mixture.chosen, outputs, self.aggregation)
                 read[-1] = mixture.gates
@@ -137,19 +138,22 @@ class Network(eqx.Module):
         if self.one_head:
             return self.head.outputs(part.heads, Route(), x)[0]
         heads = narrow(part.heads, path.tasks) if path.whole else part.heads
-        if len(path.tasks) == 1:
-            return self.head.outputs(heads, Route(), x)[0]
-        return jax.vmap(self.head.run)(heads, x)
+        one = len(path.tasks) == 1
+        logits = self.head.outputs(heads, Route(), x)[0] if one else jax.vmap(self.head.run)(heads, x)
+        if not self.spec.widths:
+            return logits
+        widths = jnp.array(self.spec.widths)[path.tasks]
+        return jnp.where(jnp.arange(self.spec.classes)[None, :] < widths[:, None], logits, NEVER)
 
     def predict(self, parameters: Parameters, task: Int[Array, ""], x: Float[Array, "B ..."]) -> Array:
         """The logits for examples of one task, by its best routes."""
         path = self.best(parameters, task)
-        return self.run(part_of(parameters, path), path, x, jnp.ones(len(x))).logits
+        return self.run(part_of(parameters, path), path, x, jnp.ones(x.shape[0])).logits
 
     def taken(self, parameters: Parameters, task: Int[Array, ""], x: Float[Array, "B ..."]) -> list[Array]:
         """The gates that examples take in each layer whose router reads its input: [B, E]."""
         path = self.best(parameters, task)
-        ran = self.run(part_of(parameters, path), path, x, jnp.ones(len(x)))
+        ran = self.run(part_of(parameters, path), path, x, jnp.ones(x.shape[0]))
         return [gates for gates in ran.gates if gates is not None]
 
     def gates(self, part: object, route: Route) -> Float[Array, "D M"]:
@@ -169,16 +173,21 @@ class Network(eqx.Module):
                 found.append((scores, self.router.gates(stack, Route(chosen=mask))))
         return found
 
+    def resized(self, spec: Spec) -> "Network":
+        """The same experts, and the same router, for another number of tasks."""
+        if spec.shape != self.spec.shape or spec.classes != self.spec.classes:
+            raise Invalid("spec", tuple(spec), f"inputs and heads stay as they are: {tuple(self.spec)}")
+        makes, experts, ks = zip(*((layer.make, layer.experts, layer.k) for layer in self.layers), strict=True)
+        options = {name: getattr(self, name) for name in ("one_head", "aggregation", "activation")}
+        return build(spec, makes, experts, ks, self.router, **options)
+
     def reserved(self) -> "Network":
         """The same experts with a fixed router: task t uses expert t of each layer and no other."""
         if self.router is None and self.spec.tasks > 1:
             raise Invalid("network", "shared-bottom", "private experts need a routing-network")
-        for layer in self.layers:
-            if layer.experts < self.spec.tasks:
-                raise Invalid("experts", layer.experts, f"a private expert per task takes {self.spec.tasks} or more")
         makes, experts = zip(*((layer.make, layer.experts) for layer in self.layers), strict=True)
         ones = [1] * len(makes)
-        return build(self.spec, makes, experts, ones, fixed(), one_head=self.one_head, activation=self.activation)
+        return build(self.spec, makes, experts, ones, fixed(own=True), one_head=self.one_head, activation=self.activation)
 
 
 def build(
@@ -194,6 +203,9 @@ def build(
 ) -> Network:
     """A network of these experts, so many in each layer."""
     layers, shape = layers_of(spec.shape, makes, experts, ks, aggregation)
+    for layer in layers if isinstance(router, Fixed) and router.own else ():
+        if layer.experts < spec.tasks:
+            raise Invalid("experts", layer.experts, f"a private expert per task takes {spec.tasks} or more")
     head, _ = layer_of(dense(spec.classes, activation=_identity), shape, 1 if one_head else spec.tasks, 1)
     router = router if any(layer.experts > 1 for layer in layers) else None
     return Network(spec, layers, head, router, one_head, aggregation, activation)

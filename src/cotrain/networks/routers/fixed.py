@@ -18,6 +18,7 @@ from cotrain.networks.routers.task_matrix import Matrix
 class Fixed(eqx.Module):
     """See `fixed`."""
 
+    own: bool = eqx.field(static=True, default=False)
     by_task: ClassVar[Literal[True]] = True
     learns: ClassVar[bool] = False
 
@@ -38,9 +39,12 @@ class Fixed(eqx.Module):
         return softmax(at(rows.logits, route.members), route.chosen)
 
 
-def fixed() -> Fixed:
-    """Each task its own experts, or as few as possible in common with others, without anything to learn."""
-    return Fixed()
+def fixed(*, own: bool = False) -> Fixed:
+    """Each task its own experts, or as few as possible in common with others, without anything to learn.
+
+    With `own`, a network must have an expert for each task.
+    """
+    return Fixed(own)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from cotrain.experiments.run import run as run
     from cotrain.experiments.run import run_config as run_config
     from cotrain.experiments.saved import load_learner as load_learner
+    from cotrain.experiments.watch import Callback as Callback
+    from cotrain.experiments.watch import Watch as Watch
     from cotrain.memory import reservoir as reservoir
     from cotrain.methods.cotraining import cotraining as cotraining
     from cotrain.methods.descent import Learned as Learned
@@ -84,6 +86,7 @@ _MODULES = {
     "cotrain.experiments.result": ["Result", "Results", "save"],
     "cotrain.experiments.run": ["run", "run_config"],
     "cotrain.experiments.saved": ["load_learner"],
+    "cotrain.experiments.watch": ["Callback", "Watch"],
     "cotrain.memory": ["reservoir"],
     "cotrain.methods.cotraining": ["cotraining"],
     "cotrain.methods.descent": [

@@ -6,7 +6,7 @@ chunk. Several seeds can run at once; arrays that differ between them have a lea
 Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the tasks one after another, or one joint).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -64,7 +64,7 @@ def learn(
     evaluate_all: bool = False,
     chunk: int | None = None,
     start: Snapshot | None = None,
-) -> Iterator[Snapshot]:
+) -> Generator[Snapshot, None, None]:
     """Learns each stream with its seed, all at once; yields a snapshot after each chunk and each evaluation.
 
     A chunk has `chunk` minibatches (by default `CHUNK`), or as many as 64 MB hold. The numbers depend neither on that
@@ -103,10 +103,11 @@ def learn(
                 state, scalars = advance(work, now.state, seeds, phases[phase][0])
                 now = replace(now, state=state, step=first + count, event="trained", scalars=scalars, sample=sample)
                 yield now
-            if now.step == steps:
+            if steps is not None and now.step == steps:
                 some = sample.batch(None if streams[0].joint else phases[phase][0])
                 state = consolidate(method, keys, phase, steps, some, now.state)
-                seen = range(network.spec.tasks) if evaluate_all else sum(phases[: phase + 1], [])
+                learned = [task for tasks in phases[: phase + 1] for task in tasks]
+                seen = range(network.spec.tasks) if evaluate_all else learned
                 now = replace(now, state=state, phase=phase + 1, step=0, event="evaluated", sample=empty.sample)
                 yield (now := _measured(network, now, streams, rooms, seen))
 
@@ -116,7 +117,7 @@ class _Laid(NamedTuple):
 
     phase: int
     first: int  # the place in the phase of the first
-    count: int
+    size: int
     batches: Batch  # with padding
     sample: Sample  # of the phase, when they have been learned
     steps: int | None  # minibatches of the phase, if that is known by now

@@ -54,7 +54,11 @@ def warm_up(network: Network, parameters: Parameters, tests: Sequence[Source], r
     """Compiles what `evaluate` runs on such tests; nothing is read that comes in batches."""
     size, parts = _size(network, tests), []
     for test, room in zip(tests, rooms, strict=True):
-        x = room((size, *network.spec.shape), np.float32) if isinstance(test, Batches) else _padded(test, 0, size, room)[0]
+        x = (
+            room((size, *network.spec.shape), np.float32)
+            if isinstance(test, Batches)
+            else _padded(test, 0, size, room)[0]
+        )
         parts.append((x, np.full(size, -1, np.int32)))
     np.asarray(_correct(network, parameters, jnp.array(0), *placed(stacked(parts), len(parts))))
 
@@ -66,8 +70,8 @@ def pieces_of(source: Source, size: int, room: Room) -> Iterator[tuple[np.ndarra
         return
     cut, at = Cut(source, 0, size, 1), 0
     while cut.steps is None or at < cut.steps:
-        batch = cut.minibatches(at, 1, 1, room)
-        yield batch.x[0], np.where(batch.weight[0] > 0, batch.y[0], -1)
+        x, y, _, weight = (np.asarray(part)[0] for part in cut.minibatches(at, 1, 1, room))
+        yield x, np.where(weight > 0, y, -1)
         at += 1
 
 
@@ -93,7 +97,7 @@ def answers(
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Float[np.ndarray, "B classes"]]]:
     """The labels and probabilities that are predicted for a task's examples, of one seed, some at a time."""
     for x, y in pieces_of(source, _size(network, [source]), room):
-        labels, probabilities = _answers(network, parameters, jnp.array(task), x[None])
+        labels, probabilities = _answers(network, parameters, jnp.array(task), placed(x[None], 1))
         count = int((y >= 0).sum())
         yield np.asarray(labels[0])[:count], np.asarray(probabilities[0])[:count]
 

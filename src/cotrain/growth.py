@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 from cotrain.data.stream import Spec
 from cotrain.engine import Snapshot
 from cotrain.errors import Invalid
+from cotrain.evaluation import matrices
 from cotrain.methods.method import Method, State
 from cotrain.networks.network import Network
 from cotrain.steps import init
@@ -55,11 +56,17 @@ def grown_snapshot(method: Method, keys: PRNGKeyArray, now: Snapshot, empty: Sna
         new[tuple(slice(size) for size in old.shape)] = old
         return new
 
+    state, tasks = grown(method, keys, now.state), now.accuracy.shape[2]
+    logits, gates = tuple(map(grow, empty.logits, now.logits)), tuple(map(grow, empty.gates, now.gates))
+    if method.network.by_task:  # new tasks' rows are what they would have been from the start
+        for layer, found in enumerate(matrices(method.network, state.learner.parameters)):
+            for history, rows in zip((logits, gates), found, strict=True):
+                history[layer][:, : now.phase, tasks:] = np.asarray(rows)[:, None, tasks:]
     return replace(
         now,
-        state=grown(method, keys, now.state),
+        state=state,
         accuracy=grow(empty.accuracy, now.accuracy),
         initial=grow(empty.initial, now.initial),
-        logits=tuple(map(grow, empty.logits, now.logits)),
-        gates=tuple(map(grow, empty.gates, now.gates)),
+        logits=logits,
+        gates=gates,
     )

@@ -42,9 +42,7 @@ def _init(method: Method, keys: PRNGKeyArray) -> State:
     return over_seeds(method.init, len(keys))(keys)
 
 
-def consolidate(
-    method: Method, keys: PRNGKeyArray, phase: int, steps: int, sample: Batch, state: State
-) -> State:
+def consolidate(method: Method, keys: PRNGKeyArray, phase: int, steps: int, sample: Batch, state: State) -> State:
     """The state after so many minibatches of a phase, which end it, in the memory of the state before it."""
     return _consolidate((method, keys, jnp.array(phase), jnp.array(steps), placed(sample, len(keys))), state)
 
@@ -147,5 +145,3 @@ def _check_finite(losses: np.ndarray, seeds: Sequence[int], task: int, first: in
     if len(bad):
         seed, step = bad[0]
         raise Diverged(seeds[seed], task, first + int(step), float(losses[seed, step]))
-
-

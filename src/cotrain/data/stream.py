@@ -16,6 +16,7 @@ from cotrain.data.fetch import Dataset
 from cotrain.data.sources import Source, peeked, source_of
 from cotrain.errors import Invalid, check_positive
 
+
 class Spec(NamedTuple):
     """What a network must know of a stream."""
 

@@ -5,7 +5,7 @@ Their notes say what run it is of, how far that was, and which software wrote it
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 
 from cotrain.choice import flattened
-from cotrain.engine import Snapshot
+from cotrain.data.stream import Stream
+from cotrain.engine import Snapshot, blank
 from cotrain.errors import Damaged, Invalid
 from cotrain.experiments import provenance
 from cotrain.experiments.files import read_bytes, write_bytes
 from cotrain.experiments.result import NUMERICS
-from cotrain.experiments.sealed import LIMIT, difference, filled, named, seal, unseal
+from cotrain.experiments.sealed import DIGEST, LIMIT, difference, filled, named, seal, unseal
+from cotrain.growth import grown_snapshot, resized
+from cotrain.methods.method import Method
+from cotrain.steps import keys_of
+
+__all__ = ["DIGEST"]
 
 FORMAT = 2  # the first had other names for its arrays, and another form of configuration
 NAME = re.compile(r"checkpoint-(\d+)-(\d+)\.safetensors")
@@ -34,19 +40,48 @@ def decode(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarra
     return unseal(data, FORMAT, "checkpoint", path)
 
 
+class Smaller:
+    """A run with fewer tasks, which can go on with more."""
+
+    def __init__(self, method: Method, stream: Stream, seeds: Sequence[int]):
+        self.method, self.stream, self.seeds = method, stream, seeds
+
+    def like(self, tasks: int) -> Snapshot:
+        """Its snapshot with nothing in it."""
+        spec = self.stream.spec
+        spec = spec._replace(tasks=tasks, widths=spec.widths[:tasks] if len(set(spec.widths[:tasks])) > 1 else ())
+        stream = replace(self.stream, spec=spec)
+        return blank(resized(self.method, spec), stream, len(self.seeds))
+
+    def grown(self, snapshot: Snapshot, empty: Snapshot) -> Snapshot:
+        """Where it was, as of the run with more tasks."""
+        if not np.isnan(snapshot.initial).any():
+            tasks = empty.accuracy.shape[2]
+            raise Invalid(
+                "tasks", tasks, "with evaluate_all, all tasks are tested from the start; there can be no more"
+            )
+        return grown_snapshot(self.method, keys_of(self.seeds), snapshot, empty)
+
+
 def load(
     path: Path,
     like: Snapshot,
     about: dict[str, Any] | None = None,
     report: Callable[[str], None] = lambda line: None,
+    smaller: Smaller | None = None,
 ) -> Snapshot:
     """Reads a checkpoint of a run whose arrays are shaped as in `like` (see `engine.blank`).
 
-    With `about`, it must be of that very run; that other software wrote it is only told.
+    With `about`, it must be of that very run, or with `smaller` of one that differs from it by fewer tasks alone; that
+    other software wrote it is only told.
     """
+    empty = like
     notes, arrays = decode(read_bytes(path, LIMIT), path)
     if notes.get("numerics") != NUMERICS:
         raise _other(path, f"its numbers are of version {notes.get('numerics')}, and this cotrain's of {NUMERICS}")
+    tasks, every = _tasks(arrays), _tasks({"accuracy": like.accuracy})
+    if smaller is not None and 0 < tasks < every and like.accuracy.shape[1] == every:
+        like, notes = smaller.like(tasks), with_tasks(notes, about or {})
     for name, wanted in (about or {}).items():
         if notes.get(name) != wanted:
             raise _other(path, _difference(name, notes.get(name), wanted))
@@ -60,7 +95,25 @@ def load(
         name for name in now if name != "commit" and (not isinstance(before, dict) or before.get(name) != now[name])
     ]:
         report(f"{path} was written with another {', '.join(changed)}: the last bits of what follows may differ")
-    return _filled(replace(like, phase=phase, step=step), arrays)
+    snapshot = _filled(replace(like, phase=phase, step=step), arrays)
+    return snapshot if smaller is None or like is empty else smaller.grown(snapshot, empty)
+
+
+def with_tasks(notes: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The notes of a run as if it had as many tasks as another, if they differ in nothing else."""
+    config, other = notes.get("config"), wanted.get("config")
+    if not (isinstance(config, dict) and isinstance(other, dict)):
+        return notes
+    for part, name in (("benchmark", "tasks"), ("network", "budget_tasks")):
+        if isinstance(config.get(part), dict) and name in other[part]:
+            config = {**config, part: {**config[part], name: other[part][name]}}
+    return {**notes, "config": config}
+
+
+def _tasks(arrays: Mapping[str, Any]) -> int:
+    """For how many tasks there are accuracies, [S, P, T]."""
+    accuracy = arrays.get("accuracy")
+    return accuracy.shape[2] if accuracy is not None and accuracy.ndim == 3 else 0
 
 
 class Checkpoints:
@@ -79,12 +132,12 @@ class Checkpoints:
         found = [path for path in self.directory.glob("checkpoint-*") if NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: _position(path), reverse=True)
 
-    def latest(self, like: Snapshot) -> Snapshot | None:
-        """The newest that is not damaged; None if there is none."""
+    def latest(self, like: Snapshot, smaller: Smaller | None = None) -> Snapshot | None:
+        """The newest that is not damaged; None if there is none. See `load`."""
         paths = self.all()
         for path in paths:
             try:
-                snapshot = load(path, like, self.about, self.report)
+                snapshot = load(path, like, self.about, self.report, smaller)
             except (Damaged, OSError) as error:
                 self.report(f"{error}; trying the one before")
                 continue

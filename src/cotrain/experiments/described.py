@@ -35,7 +35,16 @@ def describe(thing: Any) -> Any:
         return thing
     if isinstance(thing, Network):
         makes, experts, ks = zip(*((layer.make, layer.experts, layer.k) for layer in thing.layers), strict=True)
-        parts = (tuple(thing.spec), makes, experts, ks, thing.router, thing.one_head, thing.aggregation, thing.activation)
+        parts = (
+            tuple(thing.spec),
+            makes,
+            experts,
+            ks,
+            thing.router,
+            thing.one_head,
+            thing.aggregation,
+            thing.activation,
+        )
         return {"network": {name: describe(part) for name, part in zip(MADE_OF, parts, strict=True)}}
     if isinstance(thing, np.ndarray | np.generic | jax.Array):
         array = np.asarray(thing)
@@ -54,10 +63,24 @@ def describe(thing: Any) -> Any:
     raise _nameless(thing)
 
 
-def rebuild(words: Any, own: Iterable[Any] = ()) -> Any:
-    """What `describe` has put in words; `own` are modules, classes and functions of the reader's own in it."""
-    known = {_own_name(one): one for given in own for one in _all_of(given)}
+def rebuild(words: Any, own: Iterable[Any] | None = ()) -> Any:
+    """What `describe` has put in words; `own` are modules, classes and functions of the reader's own in it.
+
+    With None, whatever is named is imported.
+    """
+    known = _Importing() if own is None else {_own_name(one): one for given in own for one in _all_of(given)}
     return _rebuilt(words, known)
+
+
+class _Importing(dict[str, Any]):
+    """All that can be imported, by name."""
+
+    def __contains__(self, name: object) -> bool:
+        return str(name).partition(":")[0] not in LIBRARIES
+
+    def __missing__(self, name: str) -> Any:
+        module, _, attribute = name.partition(":")
+        return functools.reduce(getattr, attribute.split("."), import_module(module))
 
 
 def _rebuilt(words: Any, own: dict[str, Any]) -> Any:

@@ -6,13 +6,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cotrain.data.stream import Stream
 from cotrain.engine import Snapshot
 from cotrain.errors import Busy, Damaged, Diverged, Invalid, Stopped
 from cotrain.experiments import stop
-from cotrain.experiments.checkpoint import Checkpoints
+from cotrain.experiments.checkpoint import Checkpoints, Smaller
 from cotrain.experiments.config import Config
-from cotrain.experiments.files import leftovers
+from cotrain.experiments.files import leftovers, write_bytes
+from cotrain.experiments.learner import Learner
+from cotrain.experiments.loggers import logger
 from cotrain.experiments.result import Result, read, save
+from cotrain.experiments.saved import NAME, encode
+from cotrain.experiments.watch import Callback
+from cotrain.methods.method import Method
 
 
 class Keep(NamedTuple):
@@ -22,6 +28,8 @@ class Keep(NamedTuple):
     resume: bool = True  # go on with an unfinished run; otherwise it is refused
     every: float = 60.0  # seconds between checkpoints, besides those at the ends of tasks
     forget: bool = True  # remove the checkpoints when there is a result
+    learner: bool = False  # keep what was learned
+    log: tuple[str, ...] = ()  # what is logged
 
 
 class Kept:
@@ -31,34 +39,53 @@ class Kept:
         self.keep, self.config, self.seeds, self.checkpoints = keep, config, seeds, checkpoints
         self.complete = False  # whether there was nothing left to learn
 
-    def start(self, like: Snapshot) -> Snapshot | None:
-        """Where to go on; None: at the beginning."""
+    def start(self, method: Method, stream: Stream, empty: Snapshot) -> Snapshot | None:
+        """Where to go on; None: at the beginning. `empty` is the run's snapshot with nothing in it."""
         found, finished = self.checkpoints.all(), (self.checkpoints.directory / "result.json").exists()
         if not self.keep.resume:
             if found and not finished:
                 place = str(self.checkpoints.directory)
                 raise Invalid("out", place, "it holds an unfinished run: go on with --resume, or choose another")
             self.checkpoints.remove()
-        snapshot = self.checkpoints.latest(like)
-        self.complete = snapshot is not None and snapshot.phase == like.accuracy.shape[1]
+        snapshot = self.checkpoints.latest(empty, Smaller(method, stream, self.seeds))
+        self.complete = snapshot is not None and snapshot.phase == empty.accuracy.shape[1]
         return snapshot
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Saves a checkpoint when it is time for one; stops if that was asked for."""
+    def logs(self, start: Snapshot | None) -> list[Callback]:
+        """What writes the logs, which go on where the run does."""
+        at = (0, 0) if start is None else (start.phase, start.step)
+        places = [self.keep.place(self.config, seed) for seed in self.seeds]
+        return [logger(name, places, at) for name in self.keep.log]
+
+    def show(self, snapshot: Snapshot, stopping: bool = False) -> None:
+        """Saves a checkpoint when it is time for one, or the run stops; stops it if that was asked for by a signal."""
         number = stop.asked()
+        ending = stopping or number is not None
         task_ended = snapshot.event == "evaluated" and snapshot.phase > 0
-        if task_ended or (snapshot.event == "trained" and (number is not None or self.checkpoints.due())):
+        if task_ended or (snapshot.event == "trained" and (ending or self.checkpoints.due())):
             self.checkpoints.save(snapshot)
         if number is not None:
             raise Stopped(number)
 
     def finish(self, results: Sequence[Result]) -> None:
-        """Writes the results that are not there yet."""
+        """Writes the results and the learners that are not there yet."""
         for seed, result in zip(self.seeds, results, strict=True):
             place = self.keep.place(self.config, seed)
+            if self.keep.learner and result.learner is not None:
+                self._keep_learner(result.learner, place)
             if not (self.complete and self._is_there(result, place)):
                 save(result, place, self.config, self.checkpoints.about.get("data"))
         self.checkpoints.remove(but=0 if self.keep.forget else 2)
+
+    def _keep_learner(self, learner: Learner, place: Path) -> None:
+        """Writes what was learned, if it can be written."""
+        if self.complete and (place / NAME).exists():
+            return
+        about = {} if self.config is None else {"config": self.config.record()}
+        try:
+            write_bytes(place / NAME, encode(learner, about))
+        except Invalid as error:
+            self.checkpoints.report(f"{error}; what was learned is not kept")
 
     def _is_there(self, result: Result, place: Path) -> bool:
         """Whether a directory has the result of this very run; what is wrong with the one that it has is told."""

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -53,6 +52,11 @@ class Learner:
         self.state: State = init(method, self._keys) if state is None else state  # with a leading axis of 1
         self.sample = self._nothing() if sample is None else sample  # of the present task
 
+    def __reduce__(self) -> Any:
+        from cotrain.experiments.saved import encode, unpickled
+
+        return unpickled, (encode(self),)
+
     @property
     def network(self) -> Network:
         """What learns."""
@@ -80,8 +84,9 @@ class Learner:
             count = min(size, total - start)
             minibatches = self._laid_out(examples, start, count, size, task)
             batches = jax.tree.map(lambda a: a[None], minibatches)
-            place = map(np.int32, (self.finished, self.step, count))
-            self.state, scalars = advance(Chunk(self.method, self._keys, *place, batches), self.state, [self.seed], task)
+            phase, first, steps = map(np.int32, (self.finished, self.step, count))
+            chunk = Chunk(self.method, self._keys, phase, first, steps, batches)
+            self.state, scalars = advance(chunk, self.state, [self.seed], task)
             self.sample = self.sample.fed([minibatches], count, [self.seed], self.finished, self.step)
             self.step += count
             found.append(scalars)

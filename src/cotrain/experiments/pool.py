@@ -14,12 +14,13 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from cotrain.errors import Stopped, check_positive
+from cotrain.errors import Invalid, Stopped, check_positive
 from cotrain.experiments import stop
 from cotrain.experiments.config import Config
 
@@ -49,6 +50,7 @@ class Settings(NamedTuple):
     data_dir: Path | None
     chunk: int | None
     keep: "Keep | None"
+    learners: bool  # whether results are to have their learners
     jax: dict[str, Any]  # JAX's options, as they are in the parent
 
 
@@ -59,6 +61,7 @@ def execute(
     data_dir: Path | None = None,
     chunk: int | None = None,
     keep: "Keep | None" = None,
+    learners: bool = False,
     on_progress: Callable[[Job, "Done"], None] = lambda job, done: None,
     say: Callable[[str], None] = lambda line: None,
     meanwhile: Callable[[], None] = lambda: None,
@@ -70,7 +73,7 @@ def execute(
     Where jobs are kept, the first SIGINT or SIGTERM has the workers save what they are at, and ends it all.
     """
     waiting, cores, team = iter(jobs), available_cores(), list[Worker]()
-    settings = Settings(data_dir, chunk, keep, _options())
+    settings = Settings(data_dir, chunk, keep, learners, _options())
     try:
         for i in range(workers):
             team.append(Worker(cores[i % len(cores)], settings))
@@ -222,12 +225,22 @@ def _take_jobs(connection: Connection) -> None:
         try:
             if job.config != config:
                 config, (method, stream) = job.config, build(job.config, settings.data_dir)
-            [result] = run_seeds(config, method, stream, [job.seed], settings.chunk, show, say, settings.keep)
-            connection.send(("result", result))
+            options = settings.chunk, show, say, settings.keep, settings.learners
+            [result] = run_seeds(config, method, stream, [job.seed], *options)
+            connection.send(("result", _sendable(result)))
         except Stopped:
             connection.send(("stopped", None))
         except Exception as error:
             connection.send(("error", _portable(error)))
+
+
+def _sendable(result: "Result") -> "Result":
+    """A result without its learner, if that is of parts without a name."""
+    try:
+        pickle.dumps(result.learner)
+    except Invalid:
+        return replace(result, learner=None)
+    return result
 
 
 def _end_with_parent() -> None:

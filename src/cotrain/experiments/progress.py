@@ -1,5 +1,6 @@
 """How far runs are, for a person to see: a line for each that is running, and one for all."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -13,7 +14,7 @@ class Done(NamedTuple):
     """How far a run is."""
 
     steps: int
-    total: int
+    total: int | None  # None: not known yet
     note: str
 
 
@@ -69,7 +70,7 @@ class Display:
         """Tells something, above the bars."""
         self.console.print(line, markup=False)
 
-    def _line(self, name: str | None, done: float, total: float, note: str) -> None:
+    def _line(self, name: str | None, done: float, total: float | None, note: str) -> None:
         assert self.bars is not None
         if name not in self.lines:
             self.lines[name] = self.bars.add_task("" if name is None else name, total=total, note=note)
@@ -83,7 +84,8 @@ class Display:
 
     def _done(self) -> float:
         """The cost of what is done."""
-        under_way = sum(self.costs[name] * done.steps / max(done.total, 1) for name, done in self.running.items())
+        running = self.running.items()
+        under_way = sum(self.costs[name] * done.steps / (done.total or math.inf) for name, done in running)
         return sum(self.costs[name] for name in self.ended) + under_way
 
     def _left(self) -> str:

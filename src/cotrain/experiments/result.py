@@ -4,7 +4,7 @@ import hashlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from cotrain.errors import Damaged
 from cotrain.experiments import provenance
 from cotrain.experiments.config import Config
 from cotrain.experiments.files import digest_of, read_record, write_bytes, write_record
+
+if TYPE_CHECKING:
+    from cotrain.experiments.learner import Learner
 
 # Raised, with a line in the changelog, by a change after which the same configuration gives other numbers.
 NUMERICS = 1
@@ -30,6 +33,7 @@ class Result:
     gates: tuple[np.ndarray, ...]  # per layer with a router: the routing probabilities, 0 off the routes
     parameters: int
     seconds: dict[str, float]  # compiling, training, evaluating
+    learner: "Learner | None" = None  # what it leaves, to predict and to go on with
 
     @property
     def acc(self) -> float:

@@ -1,34 +1,31 @@
 """Runs methods on streams over seeds, in this process or on all cores."""
 
-import json
 import sys
-import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from cotrain.data.stream import Stream
-from cotrain.engine import Snapshot, blank, learn, steps_of
 from cotrain.errors import Invalid, check_positive
-from cotrain.experiments import provenance
 from cotrain.experiments.build import build
-from cotrain.experiments.cache import shape_of, share_compiled, turn_to_compile
+from cotrain.experiments.cache import share_compiled
 from cotrain.experiments.config import Config
+from cotrain.experiments.continued import continued
 from cotrain.experiments.files import leftovers, write_bytes
-from cotrain.experiments.keep import Keep, kept
+from cotrain.experiments.keep import Keep
+from cotrain.experiments.loggers import check_logs
 from cotrain.experiments.pool import Job, execute, worker_count
 from cotrain.experiments.progress import Display, Done
 from cotrain.experiments.result import Result, Results
+from cotrain.experiments.seeds import run_at_once
 from cotrain.experiments.toml import toml
+from cotrain.experiments.watch import Callback
 from cotrain.methods.method import Method
-from cotrain.networks.routing_network import parameter_count
-
-EVENTS = {"compiled": "compiling", "trained": "training", "evaluated": "evaluating"}
 
 
 def run(
@@ -43,6 +40,9 @@ def run(
     at_once: bool | None = None,
     progress: bool | None = None,
     on_result: Callable[[Result], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+    log: Sequence[str] = ("csv",),
+    keep_learner: bool = True,
     out: Path | str | None = None,
     resume: bool = False,
     every: float = 60.0,
@@ -54,12 +54,17 @@ def run(
     default in a terminal. `on_result` is called with each result as it comes. All of it happens in this process, since
     methods and streams can be anything; `run_config` uses all cores.
 
-    Below `out`, each seed's directory keeps its result and its last two checkpoints: one after each task, and one when
-    the last is `every` seconds old. With `resume`, a run goes on from there, to the bit; that method and stream are the
-    same as before is checked as far as their shapes and rates go.
+    `callbacks` are told after each chunk and each task, and may ask to stop (see `cotrain.Callback`); of a run that was
+    stopped so, the results have NaN for what was not tested.
+
+    Below `out`, each seed's directory keeps its result, what was learned (`keep_learner`; see `cotrain.load_learner`),
+    the logs that are named in `log` (csv, tensorboard, wandb) and its last two checkpoints: one after each task, and
+    one when the last is `every` seconds old. With `resume`, a run goes on from there, to the bit, also one that had
+    fewer tasks; that method and stream are the same as before is checked as far as their shapes and rates go.
     """
     seeds = _listed(seeds)
-    keep = None if out is None else Keep(partial(seed_directory, Path(out)), resume, every, forget=False)
+    kept = {"forget": False, "learner": keep_learner, "log": check_logs(log)}
+    keep = None if out is None else Keep(partial(seed_directory, Path(out)), resume, every, **kept)
     make = stream if callable(stream) else lambda seed: stream
     options = {"batch": batch, "epochs": epochs, "evaluate_all": evaluate_all, "chunk": chunk}
     results = Results()
@@ -68,7 +73,7 @@ def run(
         for group in groups:
             name = _name(group)
             show = partial(display.show, name)
-            for result in _run_group(method, make, group, options, show, display.say, keep):
+            for result in run_at_once(method, make, group, options, show, display.say, keep, callbacks=callbacks):
                 results.append(result)
                 if on_result is not None:
                     on_result(result)
@@ -84,6 +89,8 @@ def run_config(
     report: Callable[[str], None] | None = None,
     *,
     progress: bool | None = None,
+    log: Sequence[str] = ("csv",),
+    keep_learner: bool = True,
     resume: bool = False,
     every: float = 60.0,
     **options: Any,
@@ -95,7 +102,10 @@ def run_config(
     The other options are those of `run_jobs`. The first error ends all of it.
     """
     wanted, results = _listed(seeds), Results()
-    keep = None if out is None else Keep(partial(seed_directory, out), resume, every, forget=False)
+    kept = {"forget": False, "learner": keep_learner, "log": check_logs(log)}
+    keep = None if out is None else Keep(partial(seed_directory, out), resume, every, **kept)
+    if keep is not None and resume:
+        config = continued(config, (keep.place(config, seed) for seed in wanted))
     jobs = {Job(config, seed): _name([seed]) for seed in wanted}
     note = cache(partial(_note_config, config, out))  # when a run has begun: one that is refused is another's
     with Display(jobs.values(), sys.stderr.isatty() if progress is None else progress) as display:
@@ -111,6 +121,7 @@ def run_config(
             keep=keep,
             on_progress=show,
             say=display.say,
+            learners=True,
             **options,
         )
         with closing(runs):
@@ -149,12 +160,14 @@ def run_jobs(
     chunk: int | None = None,
     at_once: bool | None = None,
     workers: int | None = None,
+    learners: bool = False,
     on_progress: Callable[[Job, Done], None] = lambda job, done: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Generator[tuple[Job, Result | Exception], None, None]:
     """Runs jobs, and yields each with its result, or with the error that ended it, as it comes.
 
-    `keep` says where, and how; without it, nothing is written. `say` is told what happens to files on the way.
+    `keep` says where, and how; without it, nothing is written. `say` is told what happens to files on the way. Results
+    have their learners only if `learners` are wanted.
 
     On a CPU, `workers` processes share the jobs, by default one per core and at most one per job; with one worker, or
     with `at_once` (see `run`), all happens in this process. Configurations and data are tried before anything runs,
@@ -169,7 +182,7 @@ def run_jobs(
             build(config, data_dir, None if i else report)[1](jobs[0].seed)
 
     if workers > 1:
-        options = {"workers": workers, "data_dir": data_dir, "chunk": chunk, "keep": keep}
+        options = {"workers": workers, "data_dir": data_dir, "chunk": chunk, "keep": keep, "learners": learners}
         yield from execute(jobs, **options, on_progress=on_progress, say=say, meanwhile=try_out)
         return
     for config in configs:
@@ -178,7 +191,7 @@ def run_jobs(
             together = [Job(config, seed) for seed in group]
             try:
                 show = partial(_tell, on_progress, together)
-                outcomes = run_seeds(config, method, stream, group, chunk, show, say, keep)
+                outcomes = run_seeds(config, method, stream, group, chunk, show, say, keep, learners)
             except Exception as error:  # the caller says what is to become of the others
                 outcomes = [error] * len(group)
             yield from zip(together, outcomes, strict=True)
@@ -198,10 +211,12 @@ def run_seeds(
     show: Callable[[Done], None],
     say: Callable[[str], None] = lambda line: None,
     keep: Keep | None = None,
+    learners: bool = False,
 ) -> list[Result]:
     """Seeds of a configuration at once, in this process, with what `build` made of it."""
     options = {**vars(config.schedule), "chunk": chunk}
-    return _run_group(method, stream, seeds, options, show, say, keep, config)
+    results = run_at_once(method, stream, seeds, options, show, say, keep, config)
+    return results if learners else [replace(result, learner=None) for result in results]
 
 
 def _listed(seeds: int | Sequence[int]) -> list[int]:
@@ -228,82 +243,3 @@ def _workers(wanted: int | None, jobs: int, at_once: bool | None) -> int:
 
 def _name(seeds: list[int]) -> str:
     return f"seed {', '.join(map(str, seeds))}"
-
-
-def _run_group(
-    method: Method,
-    stream: Callable[[int], Stream],
-    seeds: list[int],
-    options: dict[str, Any],
-    show: Callable[[Done], None],
-    say: Callable[[str], None],
-    keep: Keep | None = None,
-    config: Config | None = None,
-) -> list[Result]:
-    """The seeds that run at once; where they have a configuration, no other process compiles its shape meanwhile."""
-    streams, seconds = [stream(seed) for seed in seeds], dict.fromkeys(EVENTS.values(), 0.0)
-    steps = steps_of(streams[0], options["batch"], options["epochs"])
-    with ExitStack() as stack:
-        files = None
-        if keep is not None:
-            about = _about(method, seeds, options, config)
-            files = stack.enter_context(kept(keep, config, seeds, about, say))
-        now = None if files is None else files.start(blank(method, streams[0], len(seeds)))
-        if now is not None:
-            seconds["from_step"] = sum(steps[: now.phase]) + now.step  # what came before took its own time
-        if now is None or now.phase < len(steps):
-            turn = stack.enter_context(ExitStack())
-            show(Done(0, sum(steps), "compiling"))
-            if config is not None:
-                turn.enter_context(turn_to_compile(shape_of(config, options["chunk"], len(seeds))))
-            last = time.monotonic()
-            snapshots = learn(method, streams, seeds, **options, start=now)
-            for now in snapshots:
-                seconds[EVENTS[now.event]] += time.monotonic() - last
-                if now.event == "compiled":
-                    turn.close()
-                show(Done(sum(steps[: now.phase]) + now.step, sum(steps), _note(now, len(steps))))
-                if files is not None:
-                    files.show(now)
-                last = time.monotonic()
-        assert now is not None
-        results = _results(method, now, seeds, seconds)
-        if files is not None:
-            files.finish(results)
-    return results
-
-
-def _results(method: Method, last: Snapshot, seeds: list[int], seconds: dict[str, float]) -> list[Result]:
-    """What a run has come to, for each seed."""
-    shared = {event: round(spent / len(seeds), 3) for event, spent in seconds.items() if event in EVENTS.values()}
-    per_seed = {**seconds, **shared}
-    return [
-        Result(
-            seed,
-            last.accuracy[i],
-            last.initial[i],
-            tuple(logits[i] for logits in last.logits),
-            tuple(gates[i] for gates in last.gates),
-            parameter_count(method.network),
-            per_seed,
-        )
-        for i, seed in enumerate(seeds)
-    ]
-
-
-def _about(method: Method, seeds: list[int], options: dict[str, Any], config: Config | None) -> dict[str, Any]:
-    """What a checkpoint must agree in with the run that takes it up."""
-    if config is not None:
-        known = {"config": config.record(), "data": provenance.data(config)}
-    else:
-        rates = [float(leaf) for leaf in jax.tree.leaves(method) if jax.numpy.ndim(leaf) == 0]
-        known = {"options": {name: options[name] for name in ("batch", "epochs", "evaluate_all")}, "rates": rates}
-    return json.loads(json.dumps({"seeds": seeds, **known}))
-
-
-def _note(snapshot: Snapshot, phases: int) -> str:
-    """The present task and the accuracy so far, for the progress bar."""
-    task = f"task {min(snapshot.phase + 1, phases)}/{phases}"
-    if snapshot.phase == 0:
-        return task
-    return f"{task}, accuracy {np.nanmean(snapshot.accuracy[:, snapshot.phase - 1]):.3f}"

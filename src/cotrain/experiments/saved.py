@@ -18,23 +18,24 @@ from cotrain.steps import init, keys_of
 
 FORMAT = 1
 NAME = "learner.safetensors"  # in a run's directory
+WHERE = {"seed": 0, "batch": 1, "finished": 0, "step": 0}  # with the least that they can be
 
 
 def encode(learner: Learner, about: dict[str, Any] | None = None) -> bytes:
     """A learner as a file's bytes, with what else there is to note about it."""
-    where = {name: getattr(learner, name) for name in ("seed", "batch", "finished", "step")}
+    where = {name: getattr(learner, name) for name in WHERE}
     notes = {"kind": "learner", "method": describe(learner.method), **where, **(about or {})}
     return seal(_arrays(learner.state, learner.sample), FORMAT, notes)
 
 
-def decode(data: bytes, path: Any, own: Iterable[Any] = (), method: Any = None) -> Learner:
+def decode(data: bytes, path: Any, own: Iterable[Any] | None = (), method: Any = None) -> Learner:
     """The learner that `encode` has made a file of; a method that is given is the one that it has."""
     notes, arrays = unseal(data, FORMAT, "learner", path)
     if notes.get("numerics") != NUMERICS:
         other = f"its numbers are of version {notes.get('numerics')}"
         raise Invalid("learner", str(path), f"{other}, and this cotrain's of {NUMERICS}")
     try:
-        where = {name: check_positive(name, notes.get(name), least) for name, least in _WHERE.items()}
+        where = {name: check_positive(name, notes[name], least) for name, least in WHERE.items()}
         method = rebuild(notes.get("method"), own) if method is None else method
         state = jax.eval_shape(lambda: init(method, keys_of([0])))
         sample = Sample.empty(method.network.spec, 1, method.examples)
@@ -51,9 +52,6 @@ def decode(data: bytes, path: Any, own: Iterable[Any] = (), method: Any = None) 
     return Learner(method, state=state, sample=sample, **where)
 
 
-_WHERE = {"seed": 0, "batch": 1, "finished": 0, "step": 0}
-
-
 def save_learner(learner: Learner, path: Path | str) -> None:
     """Writes a learner to a file, which appears whole or not at all."""
     write_bytes(Path(path), encode(learner))
@@ -67,6 +65,11 @@ def load_learner(path: Path | str, own: Iterable[Any] = ()) -> Learner:
     """
     path = _file(Path(path))
     return decode(read_bytes(path, LIMIT), path, own)
+
+
+def unpickled(data: bytes) -> Learner:
+    """A learner from a pickle, which is trusted as every pickle is: what it names is imported."""
+    return decode(data, "a pickled learner", own=None)
 
 
 def _file(path: Path) -> Path:

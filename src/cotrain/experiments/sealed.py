@@ -6,7 +6,6 @@ then follow the notes, as JSON. So equal contents have equal files, to the byte.
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,7 +29,7 @@ DTYPES = {
 
 
 def seal(arrays: dict[str, Any], version: int, notes: dict[str, Any]) -> bytes:
-    """The file's bytes; the notes get the version of the format, of the numbers and of the software before and after."""
+    """The file's bytes; the notes get the versions of the format, of the numbers and of the software around them."""
     notes = {"format": version, "numerics": NUMERICS, **notes, "software": provenance.software()}
     plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     data = save(plain, {"cotrain": "0" * 64 + json.dumps(notes, allow_nan=False)})

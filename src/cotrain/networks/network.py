@@ -187,7 +187,8 @@ class Network(eqx.Module):
             raise Invalid("network", "shared-bottom", "private experts need a routing-network")
         makes, experts = zip(*((layer.make, layer.experts) for layer in self.layers), strict=True)
         ones = [1] * len(makes)
-        return build(self.spec, makes, experts, ones, fixed(own=True), one_head=self.one_head, activation=self.activation)
+        options = {"one_head": self.one_head, "activation": self.activation}
+        return build(self.spec, makes, experts, ones, fixed(own=True), **options)
 
 
 def build(

@@ -91,6 +91,8 @@ class RoutingNetwork:
     """units of an expert; by default as many as the parameters of a shared bottom with --hidden allow"""
     hidden: tuple[int, ...] = HIDDEN
     """units of the shared bottom's layers, whose parameters are the budget"""
+    budget_tasks: int | None = None
+    """tasks for which that is reckoned; by default all (a run that goes on with more tasks keeps its experts)"""
     aggregation: str = "sum"
     """how the experts' outputs are put together: sum or concatenate"""
     activate_after: bool = False
@@ -105,8 +107,9 @@ class RoutingNetwork:
             check_positive(field, getattr(self, field))
         if self.k > self.experts:
             raise Invalid("k", self.k, f"choose 1 to {self.experts}, the number of experts")
-        if self.units is not None:
-            check_positive("units", self.units)
+        for field in ("units", "budget_tasks"):
+            if getattr(self, field) is not None:
+                check_positive(field, getattr(self, field))
         check_hidden(self.hidden)
         check_name("aggregation", self.aggregation, AGGREGATIONS)
 
@@ -122,7 +125,9 @@ class RoutingNetwork:
         }
         units = self.units
         if units is None:
-            units = units_for_budget(shared_bottom(spec, self.hidden, one_head=self.one_head), spec, **options)
+            budgeted = spec if self.budget_tasks is None else Spec(spec.shape, spec.classes, self.budget_tasks)
+            budget = shared_bottom(budgeted, self.hidden, one_head=self.one_head)
+            units = units_for_budget(budget, budgeted, **options)
         return routing_network(spec, dense(units, _identity) if self.activate_after else dense(units), **options)
 
 

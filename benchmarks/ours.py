@@ -12,12 +12,12 @@ from benchmarks.workload import Pass
 
 def finetune(workload: Any) -> Callable[[], Pass]:
     """Plain SGD on a shared bottom."""
-    return _passes(workload, cotrain.finetune(_shared_bottom(workload), lr=workload.lr))
+    return _passes(workload, methods(workload)["shared bottom"])
 
 
 def replay(workload: Any) -> Callable[[], Pass]:
     """A step on each minibatch, then one on a batch from memory, on a shared bottom."""
-    return _passes(workload, cotrain.replay(_shared_bottom(workload), _memory(workload), lr=workload.lr))
+    return _passes(workload, methods(workload)["shared bottom + replay"])
 
 
 def algorithm1(workload: Any) -> Callable[[], Pass]:
@@ -43,10 +43,19 @@ def resident(workload: Any) -> Callable[[], list[tuple[int, float]]]:
         seen = []
         for snapshot in cotrain.learn(method, [stream], [workload.seed]):
             if snapshot.event == "evaluated" and snapshot.phase % (len(stream) // 5) == 0:
-                seen.append((snapshot.phase, _megabytes()))
+                seen.append((snapshot.phase, megabytes()))
         return seen
 
     return one_pass
+
+
+def methods(workload: Any) -> dict[str, cotrain.Method]:
+    """What is measured against others, by name."""
+    return {
+        "algorithm 1": _algorithm1(workload),
+        "shared bottom + replay": cotrain.replay(_shared_bottom(workload), _memory(workload), lr=workload.lr),
+        "shared bottom": cotrain.finetune(_shared_bottom(workload), lr=workload.lr),
+    }
 
 
 def _algorithm1(workload: Any) -> cotrain.Method:
@@ -54,7 +63,8 @@ def _algorithm1(workload: Any) -> cotrain.Method:
     return cotrain.cotraining(replayed, lr=workload.lr)
 
 
-def _megabytes() -> float:
+def megabytes() -> float:
+    """What this process holds."""
     status = Path("/proc/self/status")
     if status.exists():
         return int(status.read_text().split("VmRSS:")[1].split()[0]) / 1024

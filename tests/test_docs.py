@@ -6,6 +6,8 @@ import inspect
 import json
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,23 @@ def test_the_readmes_example_is_the_one_that_runs():
     assert len([line for line in code[1].splitlines() if line]) <= 10
     example = (ROOT / "examples" / "rotations.py").read_text()
     assert example.endswith(code[1])
+
+
+def test_the_readmes_learner_is_the_one_that_runs_and_its_output_is_what_it_prints(tmp_path):
+    example = ROOT / "examples" / "learner.py"
+    found = re.search(r"```python\n(import zlib\n.*?)```\n\n```\n(.*?)```", README, re.DOTALL)
+    assert found is not None
+    code, output = found.groups()
+    assert example.read_text().endswith(code)
+    assert len([line for line in code.splitlines() if line]) <= 15
+    printed, digests = "", set()
+    for _ in range(2):
+        run = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=True)
+        printed += f"$ python examples/learner.py\n{run.stdout}"
+        digests.add(run.stdout.split()[-1])
+    assert len(digests) == 1, "what was predicted for task 0 is the same in both processes, to the bit"
+    last_bits = re.compile("[0-9a-f]{8}")  # another processor has others
+    assert last_bits.sub("", printed) == last_bits.sub("", output)
 
 
 def test_own_methods_and_routers_are_short():

@@ -21,14 +21,17 @@ LAYERS = [  # each imports those above it in this list, and its own
     {"growth"},
     {"experiments"},
     {"report"},
-    {"commands", "shell"},
+    {"ask", "commands", "shell"},
     {"cli", "__main__"},
     {"__init__"},
 ]
 HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 OUTSIDE = {"time", "datetime", "os", "pathlib", "sys", "shutil", "subprocess", "tempfile", "logging", "rich"}
-MAY_TOUCH_FILES = {"data/fetch.py", "data/arrays.py", "data/npz.py", "data/benchmarks.py"}
-MAY_IMPORT = {"choice.py": ["sys"]}  # for the Python path, on which an entry of one's own is found
+MAY_TOUCH_FILES = {"data/fetch.py", "data/arrays.py", "data/npz.py", "data/benchmarks.py", "data/inputs.py"}
+MAY_IMPORT = {
+    "choice.py": ["sys"],  # for the Python path, on which an entry of one's own is found
+    "data/sources.py": ["sys"],  # to see which libraries the user has imported
+}
 FILES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
 
 

@@ -142,7 +142,7 @@ def test_seeds_at_once_go_on_together(monkeypatch, tmp_path):
 def test_a_finished_run_is_not_run_again(monkeypatch, tmp_path, whole):
     first = run(make(COTRAINING), STREAM, out=tmp_path, **KEPT)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    monkeypatch.setattr("cotrain.experiments.run.learn", lambda *_, **__: pytest.fail("it learns"))
+    monkeypatch.setattr("cotrain.experiments.seeds.learn", lambda *_, **__: pytest.fail("it learns"))
     again = run(make(COTRAINING), STREAM, out=tmp_path, resume=True, **KEPT)
     np.testing.assert_array_equal(again[0].accuracy, first[0].accuracy)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path != tmp_path / "seed-0"} == {
@@ -153,7 +153,7 @@ def test_a_finished_run_is_not_run_again(monkeypatch, tmp_path, whole):
 def test_a_lost_result_is_made_from_the_last_checkpoint(monkeypatch, tmp_path, whole):
     run(make(COTRAINING), STREAM, out=tmp_path, **KEPT)
     (tmp_path / "seed-0" / "result.json").unlink()
-    monkeypatch.setattr("cotrain.experiments.run.learn", lambda *_, **__: pytest.fail("it learns"))
+    monkeypatch.setattr("cotrain.experiments.seeds.learn", lambda *_, **__: pytest.fail("it learns"))
     run(make(COTRAINING), STREAM, out=tmp_path, resume=True, **KEPT)
     assert contents(tmp_path) == contents(whole)
 

@@ -88,7 +88,7 @@ def test_layers_fit_onto_each_other(aggregation):
     network = routed(SPEC, [convolution(2), dense(4)], experts=[5, 4], k=[2, 3], aggregation=aggregation, noise=0.1)
     first, second = (2, 3) if aggregation == "concatenate" else (1, 1)
     assert [(layer.experts, layer.k) for layer in network.layers] == [(5, 2), (4, 3)]
-    assert [layer.shape for layer in network.layers] == [(2, 3), (first * 2, 1, 2)]
+    assert [layer.shape for layer in network.layers] == [(2, 3), (1, 2, first * 2)]
     assert network.head.shape == (second * 4,)
     parameters = eqx.filter_eval_shape(network.init, KEY)
     assert [router.logits.shape for router in parameters.router] == [(SPEC.tasks, 5), (SPEC.tasks, 4)]

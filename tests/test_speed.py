@@ -12,7 +12,7 @@ import optax
 import pytest
 from conftest import OPTIONS, STREAM, Counted, Traces, distance, filled, identical, leaves, run
 
-from cotrain import engine
+from cotrain import steps
 from cotrain.engine import learn
 from cotrain.memory import reservoir
 from cotrain.methods import cotraining as cotraining_module
@@ -125,7 +125,7 @@ def test_a_run_without_anything_fast_ends_with_the_same_numbers(monkeypatch):
         (descent, "each"): plain_each,
         (cotraining_module, "once"): plain_once,
         (experts, "products"): plain_products,
-        (engine, "unrolled"): lambda key: key,
+        (steps, "unrolled"): lambda key: key,
         (sampling, "normal_bits"): jax.random.normal,
     }
     monkeypatch.setattr(products_module, "LARGE", 0)  # so that they are made in parts here

@@ -207,7 +207,7 @@ def test_a_sweep_runs_once_and_is_reported(tmp_path, capsys, monkeypatch):
     assert all(label in page for label in cells)
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    monkeypatch.setattr("cotrain.experiments.run.learn", lambda *_, **__: pytest.fail("it learns"))
+    monkeypatch.setattr("cotrain.experiments.seeds.learn", lambda *_, **__: pytest.fail("it learns"))
     assert cli.main(command) == 0
     assert "8 of 8 runs are in" in capsys.readouterr().err
     after = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}

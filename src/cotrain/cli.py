@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from cotrain.ask import Evaluate, Predict
 from cotrain.commands import Bench, Check, Data, List, Report, Reproduce, Run, Sweep, Table, Tune
 from cotrain.errors import Diverged, Invalid, Stopped
 
@@ -18,6 +19,8 @@ Command = (
     | Annotated[Sweep, tyro.conf.subcommand("sweep")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Predict, tyro.conf.subcommand("predict")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Table, tyro.conf.subcommand("table")]

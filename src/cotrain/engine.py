@@ -6,7 +6,7 @@ chunk. Several seeds can run at once; arrays that differ between them have a lea
 Axes: S seeds, C minibatches of a chunk, B examples, T tasks, P phases (the tasks one after another, or one joint).
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -79,6 +79,8 @@ def learn(
     for stream in streams:
         if stream.spec != network.spec:
             raise Invalid("stream", stream.spec, f"the network was made for {network.spec}")
+        if stream.joint != streams[0].joint:
+            raise Invalid("streams", [stream.joint for stream in streams], "all that run at once are joint, or none is")
     keys = keys_of(seeds)
     empty = blank(method, streams[0], len(seeds))
     now = replace(empty, state=init(method, keys)) if start is None else start.kept()
@@ -125,7 +127,7 @@ class _Laid(NamedTuple):
 
 def _laid_out(
     streams: Sequence[Stream], seeds: Sequence[int], now: Snapshot, none: Sample, batch: int, epochs: int, chunk: int
-) -> Iterator[_Laid]:
+) -> Generator[_Laid, None, None]:
     """Some minibatches to compile for, then all that there are to learn; no more than two are in memory."""
     rooms, size = [[Room(), Room()] for _ in streams], -(-chunk // DRAWN) * DRAWN
 
@@ -144,6 +146,8 @@ def _laid_out(
             count = chunk if known is None else min(chunk, known - first)
             parts = [one.minibatches(first, count, size, room[0]) for one, room in zip(feeds, rooms, strict=True)]
             steps = _steps(feeds)
+            if steps is not None and steps < first:
+                raise Invalid("stream", f"{steps} minibatches", f"the run that goes on here has had {first} of them")
             count = count if steps is None else min(count, steps - first)
             sample = sample.fed(parts, count, seeds, phase, first)
             yield _Laid(phase, first, count, placed(stacked(parts), len(parts)), sample, steps)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from cotrain.data.examples import Batches
+from cotrain.data.examples import Batches, Examples
 from cotrain.data.feed import Cut, Room
 from cotrain.data.sources import Source
 from cotrain.devices import over_seeds, placed, stacked
@@ -51,14 +51,11 @@ def evaluate(
 
 
 def warm_up(network: Network, parameters: Parameters, tests: Sequence[Source], rooms: Sequence[Room]) -> None:
-    """Compiles what `evaluate` runs on such tests; nothing is read that comes in batches."""
+    """Compiles what `evaluate` runs on such tests; nothing is read but arrays."""
     size, parts = _size(network, tests), []
     for test, room in zip(tests, rooms, strict=True):
-        x = (
-            room((size, *network.spec.shape), np.float32)
-            if isinstance(test, Batches)
-            else _padded(test, 0, size, room)[0]
-        )
+        read = isinstance(test, Examples)
+        x = _padded(test, 0, size, room)[0] if read else room((size, *network.spec.shape), np.float32)
         parts.append((x, np.full(size, -1, np.int32)))
     np.asarray(_correct(network, parameters, jnp.array(0), *placed(stacked(parts), len(parts))))
 

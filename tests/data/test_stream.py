@@ -8,8 +8,9 @@ import scipy.ndimage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotrain.data.examples import Examples
 from cotrain.data.fetch import Dataset
-from cotrain.data.stream import Examples, Stream, permuted, rotated, rotation, split
+from cotrain.data.stream import Spec, Stream, permuted, rotated, rotation, split
 from cotrain.errors import Invalid
 
 streams = importlib.import_module("cotrain.data.stream")
@@ -125,7 +126,7 @@ def test_twenty_tasks_turn_from_0_to_171_degrees(monkeypatch):
 
 def test_a_split_gives_each_task_its_own_classes_numbered_from_0():
     stream = split(DATASET, 3)
-    assert stream.spec == ((SIDE, SIDE), 2, 3)
+    assert stream.spec == Spec((SIDE, SIDE), classes=2, tasks=3)
     met = []
     for task in range(3):
         for part, raw_x, raw_y in (
@@ -263,7 +264,7 @@ def test_your_own_arrays_make_a_stream():
             (np.zeros((4, 2), np.uint8) + 255, np.array([1, 0, 0, 1]), np.zeros((2, 2)), [0, 1]),
         ]
     )
-    assert stream.spec == ((2,), 3, 2)
+    assert stream.spec == Spec((2,), classes=3, tasks=2)
     x, y = stream[0].train.take(np.array([2, 0]))
     np.testing.assert_array_equal(x, [[4, 5], [0, 1]])
     assert y.tolist() == [2, 0]
@@ -276,9 +277,9 @@ def test_there_may_be_more_classes_than_are_seen():
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.int8, np.uint16, np.uint8, bool])
-def test_inputs_are_handed_out_as_floats(dtype):
+def test_inputs_are_handed_out_as_floats_of_32_bits(dtype):
     x, _ = everything(Stream.from_arrays(own(train_x=np.ones((5, 2), dtype)))[1].train)
-    assert np.issubdtype(x.dtype, np.floating)
+    assert x.dtype == np.float32
     np.testing.assert_allclose(x, 1 / 255 if dtype == np.uint8 else 1, rtol=1e-6)
 
 

@@ -1,4 +1,7 @@
-"""A stream from a file: a NumPy archive (.npz) with train_x_0, train_y_0, test_x_0, test_y_0, train_x_1, …"""
+"""A stream from a file: a NumPy archive (.npz) with train_x_0, train_y_0, test_x_0, test_y_0, train_x_1, …
+
+It may also have `classes`, a number for each task or one for all.
+"""
 
 from pathlib import Path
 
@@ -19,4 +22,5 @@ def load_arrays(path: Path | str) -> Stream:
     except (Invalid, KeyError) as error:
         reason = error.valid if isinstance(error, Invalid) else f"{error.args[0]} is missing"
         raise Invalid("arrays", str(path), f"give {names} ({reason})") from error
-    return Stream.from_arrays(parts)
+    classes = arrays.get("classes")
+    return Stream.from_arrays(parts, None if classes is None else classes.tolist())

@@ -1,6 +1,6 @@
 """What a task's examples come from: arrays that can be indexed, or batches that come one after another."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ Empty = Callable[[tuple[int, ...], Any], np.ndarray]  # from shape and type to a
 
 BLOCK = 128  # examples transformed at a time: few enough to stay in the cache
 LARGEST = np.finfo(np.float32).max  # what is larger would be infinite for JAX
+INPUTS = ("image", "img", "x", "input", "inputs", "features", "pixel_values")  # columns, as they are mostly called
+LABELS = ("label", "labels", "y", "target", "fine_label")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,19 +42,20 @@ class Examples:
         return len(self.x)
 
     def take(self, indices: np.ndarray, empty: Empty = np.empty) -> tuple[np.ndarray, np.ndarray]:
-        """The inputs, as floats, in an array that `empty` makes, and labels at `indices`."""
-        labels = self.y[indices].astype(np.int32)
-        if self.transform is None and np.issubdtype(self.x.dtype, np.floating) and not isinstance(self.x, np.memmap):
-            x = empty((len(indices), *self.x.shape[1:]), self.x.dtype)
+        """The inputs, as floats of 32 bits, in an array that `empty` makes, and labels at `indices`."""
+        labels, mapped = self.y[indices].astype(np.int32), isinstance(self.x, np.memmap)
+        if self.transform is None and self.x.dtype == np.float32 and not mapped:
+            x = empty((len(indices), *self.x.shape[1:]), np.float32)
             return np.take(self.x, indices, axis=0, out=x, mode="clip"), labels  # "raise" would copy twice
         x = np.empty(0)
         for start in range(0, len(indices), BLOCK):
-            part = np.asarray(self.x[indices[start : start + BLOCK]])
-            if isinstance(self.x, np.memmap):
-                check_finite(part, self.name)
+            places = indices[start : start + BLOCK]
+            part = native(np.asarray(self.x[places]))
+            if mapped:
+                check_finite(part, self.name, places)
             part = floats(part)
             part = part if self.transform is None else self.transform(part)
-            x = x if start else empty((len(indices), *part.shape[1:]), part.dtype)
+            x = x if start else empty((len(indices), *part.shape[1:]), np.float32)
             x[start : start + BLOCK] = part
         return x, labels
 
@@ -74,17 +77,43 @@ class Batches:
     name: str = field(default="batches", repr=False)
 
     def __iter__(self) -> Iterator[tuple[Float[np.ndarray, "N ..."], Int[np.ndarray, " N"]]]:
-        """The batches, with the inputs as floats of 32 bits."""
-        for number, batch in enumerate(self.open()):
-            name = f"{self.name}, batch {number}"
-            try:
-                x, y = batch
-            except (TypeError, ValueError) as error:
-                raise Invalid(name, type(batch).__name__, "give pairs of inputs and labels") from error
-            x, y = native(np.asarray(x)), native(np.asarray(y))
-            check_arrays(name, x, y, self.shape, self.classes)
-            check_finite(x, name)
-            yield floats(x).astype(np.float32, copy=False), y.astype(np.int32)
+        """The batches that are not empty, with the inputs as floats of 32 bits."""
+        number = -1
+        try:
+            for number, batch in enumerate(self.open()):
+                name = f"{self.name}, batch {number}"
+                x, y = (np.asarray(part) for part in pair(batch, name))
+                if x.shape[:1] + y.shape[:1] != (0, 0):
+                    yield checked(x, y, self.shape, self.classes, name)
+        except Invalid:
+            raise
+        except Exception as error:
+            error.add_note(f"{self.name}: this came after {number + 1} batches")
+            raise
+
+
+def pair(row: Any, name: str) -> tuple[Any, Any]:
+    """Inputs and labels; where all has names, what is called so."""
+    if isinstance(row, tuple | list) and len(row) == 2:
+        return row[0], row[1]
+    if not isinstance(row, Mapping):
+        raise Invalid(name, type(row).__name__, "give pairs of inputs and labels")
+    labels = [column for column in LABELS if column in row][:1]
+    inputs = [column for column in INPUTS if column in row] or [column for column in row if column not in labels]
+    if len(inputs[:1] + labels) < 2:
+        known = f"{', '.join(INPUTS)} and {', '.join(LABELS)}"
+        raise Invalid(f"{name} columns", list(row), f"rename those of inputs and labels; known are {known}")
+    return row[inputs[0]], row[labels[0]]
+
+
+def checked(
+    x: np.ndarray, y: np.ndarray, shape: tuple[int, ...], classes: int, name: str, places: Sequence[int] | None = None
+) -> tuple[Float[np.ndarray, "N ..."], Int[np.ndarray, " N"]]:
+    """Inputs as floats of 32 bits, and labels, if they are those of a task."""
+    check_arrays(name, x, y, shape, classes)
+    x = native(x)
+    check_finite(x, name, places)
+    return floats(x).astype(np.float32, copy=False), y.astype(np.int32)
 
 
 def floats(x: np.ndarray) -> np.ndarray:
@@ -95,16 +124,16 @@ def floats(x: np.ndarray) -> np.ndarray:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """The array in this machine's byte order, the only one that JAX takes."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    """The array in this machine's byte order, the only one that JAX takes; a memory-mapped file stays as it is."""
+    return array if isinstance(array, np.memmap) else array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def check_finite(x: np.ndarray, name: str) -> None:
-    """Refuses inputs that are no numbers for JAX."""
+def check_finite(x: np.ndarray, name: str, places: Sequence[int] | np.ndarray | None = None) -> None:
+    """Refuses inputs that are no numbers for JAX; `places` are what the examples are counted by."""
     if np.issubdtype(x.dtype, np.floating) and not (-LARGEST <= x.min(initial=0) and x.max(initial=0) <= LARGEST):
         bad = np.argwhere(~(np.abs(x) <= LARGEST))[0]
-        wrong = float(x[tuple(bad)])
-        raise Invalid(f"{name}, example {bad[0]}", wrong, "inputs must be finite 32-bit numbers")
+        example = bad[0] if places is None else places[bad[0]]
+        raise Invalid(f"{name}, example {example}", float(x[tuple(bad)]), "inputs must be finite 32-bit numbers")
 
 
 def check_arrays(name: str, x: np.ndarray, y: np.ndarray, shape: tuple[int, ...], classes: int) -> None:

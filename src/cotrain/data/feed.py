@@ -56,60 +56,59 @@ class Feed:
         return self.epoch_order
 
     def minibatches(self, start: int, count: int, size: int, empty: Empty) -> Batch:
-        """The `count` minibatches from `start` on, and others up to `size`; past the phase's end, any."""
-        del count
+        """The `count` minibatches from `start` on, in room for `size`, which has anything behind them."""
         assert self.steps is not None
-        epoch, place = np.divmod(np.minimum(np.arange(start, start + size), self.steps - 1), self.per_epoch)
+        places = np.minimum(np.arange(start, start + max(count, 1)), self.steps - 1)
+        epoch, place = np.divmod(places, self.per_epoch)
         index = np.concatenate([self.order(int(now))[place[epoch == now]] for now in np.unique(epoch)])
-        return self._taken(index, empty)
+        return self._taken(index, size, empty)
 
     def like(self, size: int, empty: Empty) -> Batch:
-        """Any minibatches, of the same types."""
-        return self.minibatches(0, size, size, empty)
+        """Room for minibatches, of the same types."""
+        return self.minibatches(0, 1, size, empty)
 
-    def _taken(self, index: Int[np.ndarray, "minibatches B"], empty: Empty) -> Batch:
+    def _taken(self, index: Int[np.ndarray, "minibatches B"], size: int, empty: Empty) -> Batch:
         """The examples at some places of the phase; -1 is padding."""
-        flat = np.maximum(index, 0).ravel()
+        flat, front = np.maximum(index, 0).ravel(), Front(empty, size * self.batch)
         part = np.searchsorted(self.starts, flat, side="right") - 1
         if len(self.parts) == 1:
-            x, y = self.parts[0].take(flat, empty)
+            _, labels = self.parts[0].take(flat, front)
         else:
             pieces = {i: self.parts[i].take(flat[part == i] - self.starts[i]) for i in np.unique(part)}
-            dtype = np.result_type(*(inputs for inputs, _ in pieces.values()))
             shape = next(iter(pieces.values()))[0].shape[1:]
-            x, y = empty((len(flat), *shape), dtype), np.empty(len(flat), np.int32)
+            x, labels = front((len(flat), *shape), np.float32), np.empty(len(flat), np.int32)
             for i, piece in pieces.items():
-                x[part == i], y[part == i] = piece
-        task = np.asarray(self.tasks, np.int32)
-        tasks = np.broadcast_to(task[0], len(index)) if len(task) == 1 else task[part].reshape(index.shape)
-        return laid_out(x, y, tasks, (index >= 0).astype(np.float32))
+                x[part == i], labels[part == i] = piece
+        task, weight = np.asarray(self.tasks, np.int32), np.zeros((size, self.batch), np.float32)
+        tasks, y = np.full(weight.shape if len(task) > 1 else size, task[0]), np.zeros(weight.size, np.int32)
+        weight[: len(index)], y[: len(flat)] = index >= 0, labels
+        if len(task) > 1:
+            tasks[: len(index)] = task[part].reshape(index.shape)
+        return laid_out(front.whole, y, tasks, weight)
+
+
+class Front:
+    """Makes an array as the first rows of a longer one, which it keeps."""
+
+    def __init__(self, empty: Empty, rows: int):
+        self.empty, self.rows, self.whole = empty, rows, np.empty(0)
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        self.whole = self.empty((self.rows, *shape[1:]), dtype)
+        return self.whole[: shape[0]]
 
 
 class Cut:
     """The minibatches of a phase whose examples come in batches of other sizes, in their order."""
 
     def __init__(self, source: Batches, task: int, batch: int, epochs: int):
-        self.source, self.task, self.batch, self.epochs = source, task, batch, epochs
+        self.source, self.task, self.batch = source, task, batch
         self.steps: int | None = None  # not known before the end has been seen
-        self.at, self.blocks, self.block = 0, None, ()  # nothing is read before it is needed
-
-    def _begin(self) -> None:
         self.at = 0  # minibatches that are behind
-        self.blocks = self._blocks()
-        self.block = next(self.blocks)  # what is left of the present one; () at the end of all
-        if self.block is None:
-            raise Invalid(self.source.name, "no examples", "give at least one")
-
-    def _blocks(self) -> Iterator[Any]:
-        """The blocks of all passes, with None at the end of each."""
-        for _ in range(self.epochs):
-            yield from (block for block in self.source if len(block[1]))
-            yield None
+        self.blocks, self.block = _passes(source, epochs), None  # what is left of the present one, if one has been read
 
     def minibatches(self, start: int, count: int, size: int, empty: Empty) -> Batch:
-        """The `count` minibatches from `start` on, and zeros up to `size`; past the phase's end, zeros."""
-        if self.blocks is None or start < self.at:
-            self._begin()
+        """As those of `Feed`, but `start` is never before where they ended the last time."""
         while self.at < start and self.steps is None:  # as when a run is taken up again
             some = min(size, start - self.at)
             self._fill(self.like(some, np.empty), some)
@@ -119,28 +118,40 @@ class Cut:
         return batch
 
     def like(self, size: int, empty: Empty) -> Batch:
-        """Minibatches of zeros."""
-        x = empty((size * self.batch, *self.source.shape), np.float32)
-        x[:] = 0
-        weight = np.zeros((size, self.batch), np.float32)
+        """Room for minibatches: of weight 0, with anything in it."""
+        x, weight = empty((size * self.batch, *self.source.shape), np.float32), np.zeros((size, self.batch), np.float32)
         return laid_out(x, np.zeros(len(x), np.int32), np.full(size, self.task, np.int32), weight)
 
     def _fill(self, batch: Batch, count: int) -> None:
-        """Puts the next examples into as many minibatches of zeros."""
+        """Puts the next examples into as many minibatches."""
         x, y, weight = (np.asarray(a).reshape(-1, *np.shape(a)[2:]) for a in (batch.x, batch.y, batch.weight))
         place, end = 0, count * self.batch
-        while self.block and place < end:
-            size = min(len(self.block[1]), end - place)
-            x[place : place + size], y[place : place + size] = (part[:size] for part in self.block)
-            weight[place : place + size] = 1
-            place, self.block = place + size, tuple(part[size:] for part in self.block)
-            if len(self.block[1]) == 0:
+        x[:end] = 0
+        self.block = next(self.blocks) if self.block is None else self.block
+        while self.block is not None and place < end:
+            inputs, labels = self.block
+            size = min(len(labels), end - place)
+            part = slice(place, place + size)
+            x[part], y[part], weight[part] = inputs[:size], labels[:size], 1
+            place, self.block = place + size, (inputs[size:], labels[size:])
+            if size == len(labels):
                 self.block = next(self.blocks)
-            while self.block is None:  # a pass has ended, and with it its last minibatch
-                place, self.block = -(-place // self.batch) * self.batch, next(self.blocks, ())
+            if self.block is None:  # a pass has ended, and with it its last minibatch
+                place, self.block = -(-place // self.batch) * self.batch, next(self.blocks, None)
         self.at += -(-place // self.batch)
-        if self.block == ():
+        if self.block is None:
             self.steps = self.at
+
+
+def _passes(source: Batches, epochs: int) -> Iterator[Any]:
+    """The batches of all passes, with None at the end of each."""
+    for _ in range(epochs):
+        block = None
+        for block in source:
+            yield block
+        if block is None:
+            raise Invalid(source.name, "no examples", "give at least one")
+        yield None
 
 
 def feed(stream: Stream, phase: int, seed: int, batch: int, epochs: int) -> Feed | Cut:
@@ -149,10 +160,9 @@ def feed(stream: Stream, phase: int, seed: int, batch: int, epochs: int) -> Feed
     parts = [stream[task].train for task in tasks]
     if not any(isinstance(part, Batches) for part in parts):
         return Feed(parts, tasks, seed, phase, batch, epochs)
-    if stream.joint:
+    if stream.joint or not isinstance(parts[0], Batches):
         raise Invalid("stream", "joint", "tasks that come as batches cannot be shuffled together")
-    [task], [source] = tasks, parts
-    return Cut(source, task, batch, epochs)
+    return Cut(parts[0], tasks[0], batch, epochs)
 
 
 def laid_out(

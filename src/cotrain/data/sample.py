@@ -47,7 +47,7 @@ class Sample(NamedTuple):
             priority = np.where(weight > 0, draws.random(y.shape), NEVER).ravel()
             best = np.argsort(priority, kind="stable")[:size]
             new = x.reshape(-1, *x.shape[2:])[best], y.ravel()[best], tasks.ravel()[best], priority[best]
-            joined = [np.concatenate([old[i], part]) for old, part in zip(self, new, strict=True)]
+            joined = [np.concatenate([old[i], part], dtype=old.dtype) for old, part in zip(self, new, strict=True)]
             order = np.argsort(joined[3], kind="stable")[:size]
             kept.append([part[order] for part in joined])
         return Sample(*map(np.stack, zip(*kept, strict=True)))

@@ -1,22 +1,19 @@
 """What users have their examples in, as what the engine learns from: arrays, functions, data sets of other libraries.
 
-No other library is imported: whoever has a data set of one has imported it.
+No other library is imported: a data set is known by what it can do.
 """
 
 import itertools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cotrain.data.examples import Batches, Empty, Examples, check_arrays, check_finite, floats, native
+from cotrain.data.examples import Batches, Empty, Examples, check_arrays, check_inputs, checked, native, pair
 from cotrain.errors import Invalid
 
-BATCH = 256  # examples read at a time from what gives them one by one
-INPUTS = ("image", "img", "x", "input", "inputs", "features", "pixel_values")  # columns, as they are mostly called
-LABELS = ("label", "labels", "y", "target", "fine_label")
+BATCH = 256  # examples taken at a time from what has them one by one
 WANTED = (
     "give a pair of arrays, a function that returns an iterator of pairs (x, y), an iterator of such pairs, or a data "
     "set of PyTorch or Hugging Face"
@@ -25,10 +22,9 @@ WANTED = (
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Examples that are made one by one when they are taken, by something that has a length and can be indexed."""
+    """Examples that are made when they are taken, by something that has a length and can be indexed."""
 
     items: Any
-    pairs: Callable[[Any, Sequence[int]], tuple[Any, Any]]  # the inputs and labels at some places
     shape: tuple[int, ...]
     classes: int
     name: str
@@ -41,10 +37,9 @@ class Items:
         x, y = empty((len(indices), *self.shape), np.float32), np.empty(len(indices), np.int32)
         for start in range(0, len(indices), BATCH):
             part = slice(start, start + BATCH)
-            inputs, labels = (native(np.asarray(a)) for a in self.pairs(self.items, indices[part].tolist()))
-            check_arrays(self.name, inputs, labels, self.shape, self.classes)
-            check_finite(inputs, self.name)
-            x[part], y[part] = floats(inputs), labels
+            places = indices[part].tolist()
+            found = _stacked(_rows(self.items, places), self.shape, self.name)
+            x[part], y[part] = checked(*found, self.shape, self.classes, self.name, places)
         return x, y
 
 
@@ -53,47 +48,36 @@ Source = Examples | Items | Batches
 
 def source_of(given: Any, shape: tuple[int, ...], classes: int, name: str, *, again: bool = False) -> Source:
     """The examples of a task; if they are read `again` and again, they must not come but once."""
-    options = shape, classes, name
-    if isinstance(given, Examples | Batches | Items):
-        return given
     if _is_pair(given):
         x, y = (native(np.asanyarray(part)) for part in given)
         check_arrays(name, x, y, shape, classes)
         return Examples(x, y, name=name)
-    known = _known(given)
-    if known in ("items", "rows"):
+    if _is_indexed(given):
         if len(given) == 0:
             raise Invalid(name, "no examples", "give at least one")
-        return Items(given, _columns if known == "rows" else _singly, *options)
-    if known == "function":
-        return Batches(given, *options)
-    if known == "iterator":
-        if again:
-            raise Invalid(name, type(given).__name__, "it can be read only once; give a function that returns it")
-        return Batches(_once(given, name), *options)
-    if known == "singles":
-        return Batches(lambda: _batched(iter(given)), *options)
-    return Batches(lambda: map(_pair, given), *options)
+        return Items(given, shape, classes, name)
+    if again and hasattr(given, "__next__"):
+        raise _read_once(name)
+    opened = _opened(given, name)
+    if _is_of_rows(given):
+        return Batches(lambda: _batched(opened(), shape, name), shape, classes, name)
+    return Batches(opened, shape, classes, name)
 
 
 def peeked(given: Any, name: str) -> tuple[tuple[int, ...], Any]:
     """The shape of an input, and the same examples again."""
-    if isinstance(given, Batches | Items):
-        return given.shape, given
-    if isinstance(given, Examples):
-        return given.take(np.zeros(1, int))[0].shape[1:], given
     if _is_pair(given):
         return np.shape(given[0])[1:], given
-    known = _known(given)
-    if known in ("items", "rows") and len(given) > 0:
-        return np.shape((_columns if known == "rows" else _singly)(given, [0])[0])[1:], given
-    batches = iter(given() if known == "function" else given)
-    first = next(batches, None)
-    if first is None:
-        raise Invalid(name, "no examples", "give at least one")
-    again = itertools.chain([first], batches) if known == "iterator" else given
-    shape = np.shape(_pair(first)[0])
-    return shape if known == "singles" else shape[1:], again
+    indexed = _is_indexed(given)
+    coming = iter(_rows(given, range(min(len(given), 1)))) if indexed else _opened(given, name)()
+    read = []
+    for some in coming:
+        read.append(some)
+        x, y = pair(some, name)
+        if np.shape(y) != (0,):
+            shape = np.shape(x) if indexed or _is_of_rows(given) else np.shape(x)[1:]
+            return shape, itertools.chain(read, coming) if hasattr(given, "__next__") else given
+    raise Invalid(name, "no examples", "give at least one")
 
 
 def _is_pair(given: Any) -> bool:
@@ -105,66 +89,56 @@ def _is_array(given: Any) -> bool:
     return hasattr(given, "__array__") or (isinstance(given, list) and not any(isinstance(a, tuple) for a in given))
 
 
-def _known(given: Any) -> str:
-    """How it gives its examples."""
-    torch, datasets = sys.modules.get("torch.utils.data"), sys.modules.get("datasets")
-    if torch is not None and isinstance(given, torch.IterableDataset):
-        return "singles"
-    if torch is not None and isinstance(given, torch.DataLoader):
-        return "batches"
-    if datasets is not None and isinstance(given, datasets.Dataset):
-        return "rows"
-    if datasets is not None and isinstance(given, datasets.IterableDataset):
-        return "singles"
+def _is_indexed(given: Any) -> bool:
+    """Whether its examples can be had by their numbers, as those of a data set."""
+    known = hasattr(given, "__getitem__") and hasattr(given, "__len__") and not callable(given)
+    other = isinstance(given, list | tuple | str | Mapping) or _is_array(given) or _is_of_rows(given)
+    return known and not other
+
+
+def _is_of_rows(given: Any) -> bool:
+    """Whether it gives its examples one by one: PyTorch and Hugging Face have the same name for that."""
+    return any(kind.__name__ == "IterableDataset" for kind in type(given).__mro__)
+
+
+def _opened(given: Any, name: str) -> Callable[[], Iterator[Any]]:
+    """What begins a pass over what comes one after another."""
     if callable(given):
-        return "function"
+        begin: Callable[[], Any] = given
+        return lambda: iter(begin())
     if hasattr(given, "__next__"):
-        return "iterator"
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, list | tuple | str | dict):
-        return "items"
-    if isinstance(given, Iterable) and not isinstance(given, str | dict):
-        return "batches"
-    raise Invalid("examples", type(given).__name__, WANTED)
+        left = [given]
+
+        def once() -> Iterator[Any]:
+            if not left:
+                raise _read_once(name)
+            return left.pop()
+
+        return once
+    if isinstance(given, Iterable) and not (isinstance(given, str | Mapping) or hasattr(given, "__array__")):
+        return lambda: iter(given)
+    raise Invalid(name, type(given).__name__, WANTED)
 
 
-def _once(given: Iterator[Any], name: str) -> Callable[[], Iterator[Any]]:
-    """Opens an iterator; a second time, that is an error."""
-    left = [given]
-
-    def opened() -> Iterator[Any]:
-        if not left:
-            raise Invalid(name, "an iterator", "it can be read only once; give a function that returns it")
-        return left.pop()
-
-    return opened
+def _read_once(name: str) -> Invalid:
+    return Invalid(name, "an iterator", "it can be read only once; give a function that returns it")
 
 
-def _batched(singles: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+def _batched(rows: Iterator[Any], shape: tuple[int, ...], name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batches of what comes one by one."""
-    while some := list(itertools.islice(singles, BATCH)):
-        inputs, labels = zip(*map(_pair, some), strict=True)
-        yield np.stack([np.asarray(x) for x in inputs]), np.asarray(labels)
+    while some := list(itertools.islice(rows, BATCH)):
+        yield _stacked(some, shape, name)
 
 
-def _singly(items: Any, indices: Sequence[int]) -> tuple[Any, Any]:
-    """Some items of something that is indexed by a number."""
-    inputs, labels = zip(*(_pair(items[i]) for i in indices), strict=True)
-    return np.stack([np.asarray(x) for x in inputs]), np.asarray(labels)
+def _rows(items: Any, places: Sequence[int]) -> Sequence[Any]:
+    """The examples at some places, all at once where that can be."""
+    return items.__getitems__(places) if hasattr(items, "__getitems__") else [items[place] for place in places]
 
 
-def _columns(dataset: Any, indices: Sequence[int]) -> tuple[Any, Any]:
-    """Some rows of a Hugging Face data set."""
-    inputs, labels = _pair(dataset[indices])
-    return np.stack([np.asarray(x) for x in inputs]), np.asarray(labels)
-
-
-def _pair(row: Any) -> tuple[Any, Any]:
-    """Inputs and labels; of a row with names, those that are called so."""
-    if not isinstance(row, dict):
-        return row
-    [y] = [name for name in LABELS if name in row][:1] or [None]
-    [x] = [name for name in INPUTS if name in row][:1] or [name for name in row if name != y][:1] or [None]
-    if x is None or y is None:
-        known = f"{', '.join(INPUTS)} and {', '.join(LABELS)}"
-        raise Invalid("columns", list(row), f"rename the columns of inputs and labels; known are {known}")
-    return row[x], row[y]
+def _stacked(rows: Sequence[Any], shape: tuple[int, ...], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs of some examples, all of one shape, and their labels."""
+    x, y = zip(*(pair(row, name) for row in rows), strict=True)
+    inputs = [np.asarray(one) for one in x]
+    for one in inputs:
+        check_inputs(name, one[None], shape)
+    return np.stack(inputs), np.asarray(y)

@@ -1,7 +1,7 @@
 """Task streams: the tasks of a continual learner, each made when it is reached.
 
 A stream depends on its own seed alone, never on a method's, so that every method sees the same tasks.
-Inputs are handed out as floats (bytes are scaled to [0, 1]) in the shape the user gave them.
+Inputs are handed out as floats of 32 bits (bytes are scaled to [0, 1]) in the shape the user gave them.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,24 +82,21 @@ class Stream:
         many they are. A generator can be read only once, and so can no test be. `classes` is their number, or each
         task's own; `shape` that of an input, by default the first one's.
         """
-        tasks = [tuple(task) for task in _some(tasks)]
+        tasks = list(_some(tasks))
         for i, task in enumerate(tasks):
-            if len(task) != 2:
-                raise Invalid(f"task {i}", f"{len(task)} entries", "give (train, test)")
+            if not isinstance(task, tuple | list) or len(task) != 2:
+                raise Invalid(f"task {i}", type(task).__name__, "give (train, test)")
         if shape is None:
             train, test = tasks[0]
             shape, train = peeked(train, "task 0 train")
             tasks[0] = train, test
         spec = _spec(shape, classes, len(tasks))
-
-        def make(i: int) -> Task:
-            train, test = tasks[i]
+        made = []
+        for i, (train, test) in enumerate(tasks):
             options = spec.shape, spec.classes_of(i)
-            return Task(
-                source_of(train, *options, f"task {i} train"), source_of(test, *options, f"task {i} test", again=True)
-            )
-
-        return Stream(spec, make)
+            first = source_of(train, *options, f"task {i} train")
+            made.append(Task(first, source_of(test, *options, f"task {i} test", again=True)))
+        return Stream(spec, made.__getitem__)
 
     def __len__(self) -> int:
         return self.spec.tasks

@@ -2,7 +2,7 @@
 
 A description is JSON: numbers and arrays as they are, records by the name of their class and their fields, functions by
 name. Reading one makes nothing but records of this package, functions of `jax.nn` and Optax, and what the reader hands
-in as their own: a file's word imports nothing.
+in as their own: a file's word imports nothing else, and takes no more memory than it has bytes.
 """
 
 import dataclasses
@@ -10,51 +10,47 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from cotrain.data.stream import Spec
-from cotrain.errors import Invalid
+from cotrain.errors import Invalid, check_name, check_positive
+from cotrain.experiments.sound import is_number
+from cotrain.methods.descent import Rates
+from cotrain.networks.layer import AGGREGATIONS
 from cotrain.networks.network import Network, build
 
 LIBRARIES: dict[str, Any] = {"jax.nn": jax.nn, "optax": optax}
 PARTS = ("cotrain.networks", "cotrain.methods", "cotrain.memory")
 MADE_OF = ("spec", "makes", "experts", "ks", "router", "one_head", "aggregation", "activation")  # a network
-NUMBERS = "biuf"
+ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {"array": jnp.asarray, "numpy": np.asarray, "number": lambda a: a[()]}
+PLAIN = {"b": (bool,), "i": (int,), "u": (int,), "f": (float, int)}  # what an array's values are in JSON, by its kind
 
 
 def describe(thing: Any) -> Any:
     """A method, or a part of one, in words."""
-    if thing is None or isinstance(thing, bool | int | str) or (isinstance(thing, float) and math.isfinite(thing)):
+    if thing is None or type(thing) in (bool, str) or is_number(thing):
         return thing
-    if isinstance(thing, Network):
+    if type(thing) is Network:
         makes, experts, ks = zip(*((layer.make, layer.experts, layer.k) for layer in thing.layers), strict=True)
-        parts = (
-            tuple(thing.spec),
-            makes,
-            experts,
-            ks,
-            thing.router,
-            thing.one_head,
-            thing.aggregation,
-            thing.activation,
-        )
-        return {"network": {name: describe(part) for name, part in zip(MADE_OF, parts, strict=True)}}
+        rest = (getattr(thing, name) for name in MADE_OF[4:])
+        parts = zip(MADE_OF, (tuple(thing.spec), makes, experts, ks, *rest), strict=True)
+        return {"network": {name: describe(part) for name, part in parts}}
     if isinstance(thing, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(thing)
-        if array.dtype.kind in NUMBERS and array.dtype.itemsize <= 8:
-            return {"array": array.dtype.name, "shape": list(array.shape), "values": array.ravel().tolist()}
+        return _described_array(thing)
     if isinstance(thing, functools.partial):
         return {"partial": describe(thing.func), "of": describe(thing.args), "with": describe(thing.keywords)}
-    if isinstance(thing, tuple) and not hasattr(thing, "_fields"):
+    if type(thing) is tuple:
         return [describe(part) for part in thing]
-    if isinstance(thing, dict) and all(isinstance(name, str) for name in thing):
+    if type(thing) is dict and all(type(name) is str for name in thing):
         return {"table": {name: describe(part) for name, part in thing.items()}}
     if (names := _fields(type(thing))) is not None:
         return {"is": _name_of(type(thing)), "with": {name: describe(getattr(thing, name)) for name in names}}
@@ -63,13 +59,36 @@ def describe(thing: Any) -> Any:
     raise _nameless(thing)
 
 
+def _described_array(array: Any) -> dict[str, Any]:
+    """An array, and whether it is JAX's, NumPy's, or a number of NumPy's."""
+    what = "array" if isinstance(array, jax.Array) else "number" if isinstance(array, np.generic) else "numpy"
+    known = getattr(array.dtype, "kind", "") in PLAIN and array.dtype.itemsize <= 8
+    if not known or not np.isfinite(values := np.asarray(array)).all():
+        raise Invalid("method", f"{array!r:.60}", "it cannot be saved: give finite numbers of at most 64 bits")
+    return {what: values.dtype.name, "shape": list(values.shape), "values": values.ravel().tolist()}
+
+
 def rebuild(words: Any, own: Iterable[Any] | None = ()) -> Any:
     """What `describe` has put in words; `own` are modules, classes and functions of the reader's own in it.
 
     With None, whatever is named is imported.
     """
-    known = _Importing() if own is None else {_own_name(one): one for given in own for one in _all_of(given)}
-    return _rebuilt(words, known)
+    return _rebuilt(words, _Importing() if own is None else known(own))
+
+
+def known(own: Iterable[Any]) -> dict[str, Any]:
+    """What somebody hands in, by name: classes and functions, and all that modules define."""
+    if not isinstance(own, Iterable):
+        raise Invalid("own", own, "give a list of modules, classes and functions")
+    found = {}
+    for given in own:
+        for one in vars(given).values() if isinstance(given, ModuleType) else [given]:
+            name = _own_name(one)
+            if name is not None and (one is given or name.startswith(f"{given.__name__}:")):
+                found[name] = one
+            elif one is given:
+                raise Invalid("own", one, "give modules, classes and functions")
+    return found
 
 
 class _Importing(dict[str, Any]):
@@ -84,18 +103,17 @@ class _Importing(dict[str, Any]):
 
 
 def _rebuilt(words: Any, own: dict[str, Any]) -> Any:
-    if words is None or isinstance(words, bool | int | str | float):
+    if words is None or type(words) in (bool, str) or is_number(words):
         return words
     if isinstance(words, list):
         return tuple(_rebuilt(part, own) for part in words)
     match words:
         case {"network": dict(parts)} if parts.keys() == set(MADE_OF):
-            made = {name: _rebuilt(part, own) for name, part in parts.items()}
-            spec = Spec(*made.pop("spec"))
-            return build(spec, *(made.pop(name) for name in MADE_OF[1:5]), **made)
-        case {"array": str(kind), "shape": list(shape), "values": list(values)} if np.dtype(kind).kind in NUMBERS:
-            return jax.numpy.asarray(np.array(values, kind).reshape(shape))
-        case {"partial": function, "of": given, "with": {"table": dict(named)}}:
+            return _network(**{name: _rebuilt(part, own) for name, part in parts.items()})
+        case {"shape": list(shape), "values": list(values)} if len(what := words.keys() & ARRAYS.keys()) == 1:
+            [name] = what
+            return ARRAYS[name](_array(words[name], shape, values))
+        case {"partial": function, "of": list(given), "with": {"table": dict(named)}}:
             made = {name: _rebuilt(part, own) for name, part in named.items()}
             return functools.partial(_rebuilt(function, own), *_rebuilt(given, own), **made)
         case {"table": dict(parts)}:
@@ -107,12 +125,37 @@ def _rebuilt(words: Any, own: dict[str, Any]) -> Any:
     raise ValueError(f"no description: {words!r:.80}")
 
 
+def _network(spec: Any, aggregation: Any, one_head: Any, **parts: Any) -> Network:
+    shape, classes, tasks, widths = spec
+    for size in (*shape, classes, tasks, *widths):
+        check_positive("spec", size)
+    if len(widths) not in (0, tasks) or max(widths, default=0) > classes or not isinstance(one_head, bool):
+        raise ValueError(f"no network has widths {widths!r:.40} and one_head {one_head!r:.40}")
+    check_name("aggregation", aggregation, AGGREGATIONS)
+    makes, experts, ks, router = (parts.pop(name) for name in MADE_OF[1:5])
+    made = Spec(shape, classes, tasks, widths)
+    return build(made, makes, experts, ks, router, one_head=one_head, aggregation=aggregation, **parts)
+
+
+def _array(kind: Any, shape: list[Any], values: list[Any]) -> np.ndarray:
+    """An array of as many values as there are, all of them finite numbers."""
+    dtype = np.dtype(kind) if isinstance(kind, str) else None
+    if dtype is None or dtype.name != kind or not all(type(value) in PLAIN.get(dtype.kind, ()) for value in values):
+        raise ValueError(f"no array of {kind!r:.40}")
+    sizes = [check_positive("shape", size, least=0) for size in shape]
+    if math.prod(sizes) != len(values) or not np.isfinite(array := np.array(values, dtype)).all():
+        raise ValueError(f"no array of shape {sizes!r:.40}")
+    return array.reshape(sizes)
+
+
 def _record(kind: Any, values: dict[str, Any]) -> Any:
     """An instance of a class of records, with these values in its fields."""
-    names = _fields(kind)
-    if names is None or set(names) != values.keys():
-        raise ValueError(f"{kind!r:.80} has other fields than {', '.join(values)}")
-    if issubclass(kind, tuple) or not issubclass(kind, eqx.Module):
+    names = _fields(kind) if isinstance(kind, type) else None
+    if names is None or set(names) != values.keys() or kind is Network:
+        raise ValueError(f"{kind!r:.80} has other fields than {', '.join(values):.80}")
+    if kind is Rates and any(map(np.ndim, values.values())):
+        raise ValueError("a learning rate is a number")
+    if not issubclass(kind, eqx.Module):
         return kind(**values)
     made = object.__new__(kind)  # a module may make its fields of other arguments
     for name, value in values.items():
@@ -121,9 +164,9 @@ def _record(kind: Any, values: dict[str, Any]) -> Any:
 
 
 def _fields(kind: type) -> list[str] | None:
-    """The names of a record's fields; None if it is none."""
+    """The names of a record's fields, but those that it makes itself; None if it is none."""
     if dataclasses.is_dataclass(kind):
-        return [field.name for field in dataclasses.fields(kind)]
+        return [field.name for field in dataclasses.fields(kind) if field.init or issubclass(kind, eqx.Module)]
     return list(getattr(kind, "_fields", ())) if issubclass(kind, tuple) and hasattr(kind, "_fields") else None
 
 
@@ -133,29 +176,20 @@ def _name_of(thing: Any) -> str:
         name = getattr(thing, "__name__", "")
         if getattr(module, name or "-", None) is thing:
             return f"{library}:{name}"
+    name = _own_name(thing) or ":"
     try:
-        name = _own_name(thing)
-        found = functools.reduce(getattr, name.partition(":")[2].split("."), import_module(thing.__module__))
-    except (ImportError, AttributeError):
+        found = functools.reduce(getattr, name.partition(":")[2].split("."), import_module(name.partition(":")[0]))
+    except (ImportError, AttributeError, ValueError):
         raise _nameless(thing) from None
     if found is not thing:
         raise _nameless(thing)
     return name
 
 
-def _own_name(thing: Any) -> str:
-    return f"{thing.__module__}:{thing.__qualname__}"
-
-
-def _all_of(given: Any) -> list[Any]:
-    """What somebody hands in: a class or a function, or all that a module defines."""
-    if not isinstance(given, ModuleType):
-        return [given]
-    return [
-        one
-        for one in vars(given).values()
-        if (inspect.isclass(one) or inspect.isfunction(one)) and one.__module__ == given.__name__
-    ]
+def _own_name(thing: Any) -> str | None:
+    """The module and the name in it by which a class or function goes; None if it is neither."""
+    module, name = (getattr(thing, part, None) for part in ("__module__", "__qualname__"))
+    return f"{module}:{name}" if callable(thing) and isinstance(module, str) and isinstance(name, str) else None
 
 
 def _named(name: str, own: dict[str, Any]) -> Callable[..., Any]:
@@ -167,11 +201,14 @@ def _named(name: str, own: dict[str, Any]) -> Callable[..., Any]:
         found = getattr(LIBRARIES[module], attribute)
         if callable(found) and not inspect.isclass(found):
             return found
-    if module.startswith(PARTS) and attribute.isidentifier():
-        found = getattr(import_module(module), attribute, None)  # of this package alone
-        if callable(found) and getattr(found, "__module__", None) == module:
-            return found
-    raise Invalid("own", name, "it is not of this package; if you trust it, hand it in: load_learner(path, own=[…])")
+    if f"{module}.".startswith(tuple(f"{part}." for part in PARTS)) and module.replace(".", "").isidentifier():
+        with suppress(ImportError):  # as of a newer version's
+            found = getattr(import_module(module), attribute, None)  # of this package alone
+            if callable(found) and getattr(found, "__module__", None) == module:
+                return found
+    raise Invalid(
+        "own", f"{name:.80}", "it is not of this package; if you trust it, hand it in: load_learner(path, own=[…])"
+    )
 
 
 def _nameless(thing: Any) -> Invalid:

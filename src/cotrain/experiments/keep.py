@@ -57,12 +57,11 @@ class Kept:
         places = [self.keep.place(self.config, seed) for seed in self.seeds]
         return [logger(name, places, at) for name in self.keep.log]
 
-    def show(self, snapshot: Snapshot, stopping: bool = False) -> None:
-        """Saves a checkpoint when it is time for one, or the run stops; stops it if that was asked for by a signal."""
+    def show(self, snapshot: Snapshot) -> None:
+        """Saves a checkpoint when it is time for one; stops if that was asked for."""
         number = stop.asked()
-        ending = stopping or number is not None
         task_ended = snapshot.event == "evaluated" and snapshot.phase > 0
-        if task_ended or (snapshot.event == "trained" and (ending or self.checkpoints.due())):
+        if task_ended or (snapshot.event == "trained" and (number is not None or self.checkpoints.due())):
             self.checkpoints.save(snapshot)
         if number is not None:
             raise Stopped(number)

@@ -86,9 +86,9 @@ class Learner:
             batches = jax.tree.map(lambda a: a[None], minibatches)
             phase, first, steps = map(np.int32, (self.finished, self.step, count))
             chunk = Chunk(self.method, self._keys, phase, first, steps, batches)
-            self.state, scalars = advance(chunk, self.state, [self.seed], task)
-            self.sample = self.sample.fed([minibatches], count, [self.seed], self.finished, self.step)
-            self.step += count
+            sample = self.sample.fed([minibatches], count, [self.seed], self.finished, self.step)
+            state, scalars = advance(chunk, self.state, [self.seed], task)
+            self.state, self.sample, self.step = state, sample, self.step + count
             found.append(scalars)
         self.scalars = {name: np.concatenate([part[name][0] for part in found]) for name in found[0]}
         sizes = np.full(total, self.batch)
@@ -121,6 +121,7 @@ class Learner:
         `classes` are those of the new tasks, by default as many as the heads are wide. There are as many experts as
         before. A learner that was made with more tasks from the start would be the same.
         """
+        self.check()
         spec = self.network.spec
         classes = spec.classes if classes is None else check_positive("classes", classes)
         if classes > spec.classes:
@@ -129,6 +130,11 @@ class Learner:
         widths = tuple(every) if len({*every, spec.classes}) > 1 else ()
         method = resized(self.method, spec._replace(tasks=len(every), widths=widths))
         self.method, self.state = method, grown(method, self._keys, self.state)
+
+    def check(self) -> None:
+        """Refuses to go on if nothing is left of it, as when it diverged: steps take over the memory of what was."""
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
+            raise Invalid("learner", "nothing", "it diverged, or was interrupted while it learned; load it anew")
 
     def save(self, path: Path | str) -> None:
         """Writes it to a file that `cotrain.load_learner` reads; the file appears whole or not at all."""
@@ -141,6 +147,11 @@ class Learner:
         from cotrain.experiments.export import export
 
         export(self, Path(path))
+
+    def _repr_html_(self) -> str:
+        from cotrain.experiments.display import learner_html
+
+        return learner_html(self)
 
     def _answers(self, x: Any, task: int) -> tuple[np.ndarray, np.ndarray]:
         task, x = self._task(task), native(np.asanyarray(x))
@@ -162,6 +173,7 @@ class Learner:
         return Sample.empty(self.network.spec, 1, self.method.examples)
 
     def _task(self, task: int) -> int:
+        self.check()
         if check_positive("task", task, least=0) >= self.tasks:
             raise Invalid("task", task, f"there are {self.tasks}, from 0; add_tasks makes room for more")
         return int(task)

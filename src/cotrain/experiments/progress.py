@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from types import TracebackType
 from typing import NamedTuple
 
@@ -21,13 +22,14 @@ class Done(NamedTuple):
 class Display:
     """The runs on standard error: a bar for each that is running, below those that have ended.
 
-    Without bars, as for a log, only the ends are told, if at all. `runs` are their names, or names with what each
-    costs, in any unit, from which the time left is reckoned.
+    Without bars, as for a log, only the ends are told, if at all; by default there are bars in a terminal and in a
+    notebook. `runs` are their names, or names with what each costs, in any unit, from which the time left is reckoned.
     """
 
-    def __init__(self, runs: Iterable[str] | Mapping[str, float], bars: bool, ends: bool = False):
+    def __init__(self, runs: Iterable[str] | Mapping[str, float], bars: bool | None = None, ends: bool = False):
         self.costs = dict(runs) if isinstance(runs, Mapping) else dict.fromkeys(runs, 1.0)
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        bars = _is_watched(self.console) if bars is None else bars
         name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
         self.bars = Progress(name, BarColumn(), note, console=self.console) if bars else None
         self.ends = ends or bars
@@ -41,6 +43,8 @@ class Display:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         if self.bars is not None:
+            if self.lines and self.console.is_jupyter:
+                self.bars.refresh()  # in a notebook, the last state is not drawn otherwise
             self.bars.stop()
 
     def show(self, name: str, done: Done) -> None:
@@ -51,8 +55,7 @@ class Display:
         if not self.lines:
             self.bars.start()  # not before: what is fetched first has a bar of its own
         self._line(name, done.steps, done.total, done.note)
-        if len(self.costs) > 1:
-            self._line(None, self._done(), sum(self.costs.values()), self._left())
+        self._line_of_all()
 
     def end(self, name: str, note: str | None = None, failed: bool = False) -> None:
         """Moves a run's line up, to those that have ended."""
@@ -61,6 +64,7 @@ class Display:
         note = note if note is not None or last is None else last.note
         if self.bars is not None and name in self.lines:
             self.bars.remove_task(self.lines.pop(name))
+            self._line_of_all()
         if self.ends:
             counted = f"[{len(self.ended)}/{len(self.costs)}] " if len(self.costs) > 1 else ""
             left = "" if self.bars is not None or len(self.ended) == len(self.costs) else f"; {self._left()}"
@@ -69,6 +73,11 @@ class Display:
     def say(self, line: str) -> None:
         """Tells something, above the bars."""
         self.console.print(line, markup=False)
+
+    def _line_of_all(self) -> None:
+        if len(self.costs) > 1:
+            left = "" if len(self.ended) == len(self.costs) else self._left()
+            self._line(None, self._done(), sum(self.costs.values()), left)
 
     def _line(self, name: str | None, done: float, total: float | None, note: str) -> None:
         assert self.bars is not None
@@ -94,3 +103,8 @@ class Display:
             return "time left: not known yet"
         seconds = (time.monotonic() - self.started) * (total - done) / done
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+
+
+def _is_watched(console: Console) -> bool:
+    """Whether there is somebody to see bars: at a terminal, or in a notebook that has what they are made of."""
+    return console.file.isatty() or (console.is_jupyter and find_spec("ipywidgets") is not None)

@@ -83,6 +83,11 @@ class Result:
             history |= {f"logits_{layer}": logits[-1] for logits in self.logits[layer : layer + 1]}
         return history
 
+    def _repr_html_(self) -> str:
+        from cotrain.experiments.display import results_html
+
+        return results_html([self])
+
 
 class Results(list[Result]):
     """The runs of several seeds."""
@@ -94,6 +99,11 @@ class Results(list[Result]):
     def __str__(self) -> str:
         parts = (f"{name} {_plus_minus(self.summary(name))}" for name in ("acc", "bwt", "learning_accuracy"))
         return ", ".join(parts) + f" ({len(self)} {'seed' if len(self) == 1 else 'seeds'})"
+
+    def _repr_html_(self) -> str:
+        from cotrain.experiments.display import results_html
+
+        return results_html(self)
 
 
 def save(result: Result, directory: Path, config: Config | None = None, data: dict[str, Any] | None = None) -> None:

@@ -52,8 +52,10 @@ def unseal(data: bytes, version: int, kind: str, path: Any) -> tuple[dict[str, A
         notes = json.loads(header["__metadata__"]["cotrain"][64:])
         found = notes["format"]
         if (other := notes.get("kind", "checkpoint")) != kind:
-            raise Invalid(kind, str(path), f"it is a {other!s:.40}")
-        if isinstance(found, int) and found != version:
+            raise Invalid(kind, str(path), f"it is another kind of file, {other!r:.40}")
+        if not isinstance(found, int):
+            raise ValueError(f"format {found!r:.40}")
+        if found != version:
             other = "a newer" if found > version else "an older"
             raise Invalid(kind, str(path), f"its format is {found}, of {other} cotrain; this reads {version}")
         return notes, {name: _array(entry) for name, entry in deserialize(data)}

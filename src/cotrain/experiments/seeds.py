@@ -40,7 +40,6 @@ def run_at_once(
     streams, seconds = [stream(seed) for seed in seeds], dict.fromkeys(EVENTS.values(), 0.0)
     steps = steps_of(streams[0], options["batch"], options["epochs"])
     total = None if None in steps else sum(filter(None, steps))
-    watch = None
     with ExitStack() as stack:
         files = None
         if keep is not None:
@@ -69,11 +68,13 @@ def run_at_once(
                 _tell_callbacks(callbacks, watch)
                 show(Done(_behind(now, steps), total, _note(now, len(steps))))
                 if files is not None:
-                    files.show(now, watch.stopping)
+                    files.show(now)
                 if watch.stopping:
                     break
                 last = time.monotonic()
         assert now is not None
+        if files is not None and now.phase < len(steps):
+            files.checkpoints.save(now)  # it was asked to stop
         results = _results(method, now, seeds, options["batch"], seconds)
         if files is not None and now.phase == len(steps):
             files.finish(results)

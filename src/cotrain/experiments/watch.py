@@ -31,8 +31,9 @@ class Watch:
 
     @property
     def task(self) -> int:
-        """The task that is being learned, or has just been; of a joint stream, the first."""
-        return self.snapshot.phase - (self.snapshot.event == "evaluated")
+        """The task that is being learned, or has just been; of tasks that are learned together, the last."""
+        phases, tasks = self.snapshot.accuracy.shape[1:]
+        return self._phase + tasks - phases
 
     @property
     def step(self) -> int:
@@ -48,27 +49,31 @@ class Watch:
     def measures(self) -> list[dict[str, float]]:
         """For each seed: `loss` and other scalars as means over the chunk; or, after a task, `accuracy` (the mean over
         the tasks so far) and `accuracy/0`, `accuracy/1`, …; and for each layer that has a choice, `experts/0`, … in use
-        by the tasks so far, and `entropy/0`, … of the present task's gates, in nats.
+        by the tasks so far, and `entropy/0`, … of the present task's gates, in nats (the mean of several tasks').
         """
         return [self._measured(i) for i in range(len(self.seeds))]
+
+    @property
+    def _phase(self) -> int:
+        return self.snapshot.phase - (self.snapshot.event == "evaluated")
 
     def _measured(self, seed: int) -> dict[str, float]:
         found = {name: float(values[seed].mean()) for name, values in self.scalars.items()}
         if self.snapshot.event == "evaluated":
-            accuracy = self.snapshot.accuracy[seed, self.task]
-            found["accuracy"] = float(np.nanmean(accuracy))
+            accuracy = self.snapshot.accuracy[seed, self._phase]
+            found["accuracy"] = float(accuracy[: self.task + 1].mean())
             found |= {f"accuracy/{i}": float(value) for i, value in enumerate(accuracy) if not np.isnan(value)}
         for layer, gates in enumerate(self._gates):
-            mine = gates[seed][self.task]
+            mine = gates[seed][self._phase : self.task + 1]
             found[f"experts/{layer}"] = int(used_experts(gates[seed][None, : self.task + 1])[0].sum())
-            found[f"entropy/{layer}"] = float(-(mine * np.log(np.where(mine > 0, mine, 1))).sum())
+            found[f"entropy/{layer}"] = float(-(mine * np.log(np.where(mine > 0, mine, 1))).sum(axis=-1).mean())
         return found
 
     @cached_property
     def _gates(self) -> list[Any]:
         """Each layer's gates, [S, T, E]; of routers that read their input, they are known after a task alone."""
         if self.snapshot.event == "evaluated":
-            return [gates[:, self.task] for gates in self.snapshot.gates]
+            return [gates[:, self._phase] for gates in self.snapshot.gates]
         if not self.method.network.by_task:
             return []
         found = matrices(self.method.network, self.snapshot.state.learner.parameters)

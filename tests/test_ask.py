@@ -93,6 +93,7 @@ def test_predictions_are_those_of_the_learner(here, asked, learned):
     heading, lines = rows(asked("predict", "learner.safetensors", "--task", "1", "x.npy"))
     probabilities = learned.probabilities(X[1], 1)
     assert heading == ["example", "label", "probability"]
+    assert {len(line) for line in lines} == {3}
     assert [line[0] for line in lines] == [str(i) for i in range(30)]
     assert [int(line[1]) for line in lines] == learned.predict(X[1], 1).tolist()
     np.testing.assert_allclose([float(line[2]) for line in lines], probabilities.max(axis=1), rtol=1e-5)
@@ -128,18 +129,16 @@ def test_the_same_examples_in_whatever_file_are_given_the_same_labels(here, aske
     np.savetxt("scaled.csv", X[1].reshape(30, 6) * 4, fmt="%.9g", delimiter=",")
     for options in (["flat.npy"], ["x.npz"], ["x.csv"], ["scaled.csv", "--scale", "4"]):
         assert asked("predict", "learner.safetensors", "--task", "1", *options) == expected
-    for file in ("x.npy", "x.csv"):
+    for file, *options in (["x.npy"], ["x.csv"], ["scaled.csv", "--scale", "4"]):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO((here / file).read_bytes())))
-        assert asked("predict", "learner.safetensors", "--task", "1", "-") == expected
+        assert asked("predict", "learner.safetensors", "--task", "1", *options, "-") == expected
 
 
 def test_examples_of_several_files_are_called_after_them(here, asked):
-    one, other = (asked("predict", "learner.safetensors", "--task", "1", "x.npy") for _ in range(2))
     np.save("y.npy", X[1][:4])
     _, lines = rows(asked("predict", "learner.safetensors", "--task", "1", "x.npy", "y.npy"))
     assert [line[0] for line in lines] == [f"x.npy:{i}" for i in range(30)] + [f"y.npy:{i}" for i in range(4)]
     assert [line[1:] for line in lines[30:]] == [line[1:] for line in lines[:4]]
-    assert one == other
 
 
 def test_many_examples_are_predicted_as_few_are(here, asked, learned):
@@ -161,6 +160,8 @@ def test_images_are_called_by_their_names(here, asked):
         Image.fromarray(image).save(name)
     _, lines = rows(asked("predict", "images", "--task", "1", *names))
     assert [line[0] for line in lines] == ["some/a.png", "some/b, c.png", "some/\\udcff.png"]
+    asked("predict", "images", "--task", "1", *names, "--out", "labels.csv")
+    assert rows((here / "labels.csv").read_text())[1] == lines
     probabilities = made.probabilities(pixels, 1)
     assert [int(line[1]) for line in lines] == probabilities.argmax(axis=1).tolist()
     np.testing.assert_allclose([float(line[2]) for line in lines], probabilities.max(axis=1), rtol=1e-5)
@@ -197,13 +198,11 @@ def test_what_is_compiled_is_kept(here, asked, monkeypatch):
 
 
 def test_a_reader_that_stops_reading_is_no_mistake(here):
-    np.save("many.npy", np.resize(X[1], (19_000, 2, 3)))
     program = [sys.executable, "-c", "from cotrain.cli import main; raise SystemExit(main())"]
-    command = [*program, "predict", "learner.safetensors", "--task", "1", "many.npy"]
+    command = [*program, "predict", "learner.safetensors", "--task", "1", "x.npy"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert process.stdout.readline() == b"example,label,probability\n"
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0
@@ -235,6 +234,12 @@ def test_the_task_may_be_left_out_where_it_makes_no_difference(here, asked, netw
     assert "any" in asked("evaluate", "free", "tests.npz", "--json", "found.json")
     found = json.loads((here / "found.json").read_text())
     assert found["tasks"] == [{"task": None, "examples": 30, "accuracy": made.evaluate(X[1], Y[1], 2)}]
+
+
+def test_without_a_task_there_are_all_classes(here, asked):
+    spec = STREAM.spec._replace(widths=(2, 3, 2))
+    cotrain.Learner(cotrain.finetune(cotrain.shared_bottom(spec, (8,), one_head=True))).save("free")
+    assert rows(asked("predict", "free", "x.npy", "--probabilities"))[0][3:] == ["p0", "p1", "p2"]
 
 
 @pytest.mark.parametrize("options", [{}, {"one_head": True}, {"router": cotrain.by_input()}])
@@ -380,7 +385,11 @@ def test_bad_inputs_are_refused_in_one_line(here, refused, file, expected):
             2,
             "--out: 'empty' is not valid; name a file",
         ),
-        (["learner.safetensors", "x.npy", "--task", "1", "--out", os.devnull], 2, "name a file"),
+        (
+            ["learner.safetensors", "x.npy", "--task", "1", "--out", "pipe"],
+            2,
+            "--out: 'pipe' is not valid; name a file",
+        ),
         (["learner.safetensors", "x.npy", "--task", "1", "--out", "./x.npy"], 2, "name another file than what is read"),
         (["learner.safetensors", "x.npy", "--task", "1", "--out", "x.npy/labels.csv"], 1, "x.npy"),
         (["learner.safetensors", "x.npy", "--task", "1", "--scale", "0"], 2, "scale: 0.0 is not valid"),
@@ -398,9 +407,11 @@ def test_bad_inputs_are_refused_in_one_line(here, refused, file, expected):
 )
 def test_other_mistakes_are_told_in_one_line(here, refused, arguments, code, expected):
     (here / "empty").mkdir()
+    os.mkfifo(here / "pipe")
     before = (here / "x.npy").read_bytes()
     assert expected in refused("predict", *arguments, code=code)
     assert (here / "x.npy").read_bytes() == before
+    assert (here / "pipe").is_fifo()
 
 
 def test_a_file_of_tests_is_not_written_over(here, refused):

@@ -1,6 +1,7 @@
 """Programs that predict without cotrain: the learner's probabilities, whatever the network, from JAX alone."""
 
 import os
+import runpy
 import subprocess
 import sys
 import venv
@@ -35,6 +36,7 @@ SPEC = Spec((6, 5), classes=3, tasks=3, widths=(3, 2, 3))
 SIZES = (1, 7, 33)
 ALL = task_matrix(noisy_top_k(), gates="all")
 IMAGES = [convolution(4), mlp((7, 5))]
+OWN = runpy.run_path(str(ROOT / "examples" / "own_router.py"))["Options"](sharpness=1.0)()
 NETWORKS = {
     "shared_bottom": lambda: shared_bottom(SPEC, (8, 6)),
     "one_head": lambda: shared_bottom(SPEC, (8,), one_head=True),
@@ -42,6 +44,7 @@ NETWORKS = {
     "every_expert": lambda: routing_network(SPEC, dense(8), layers=1, experts=3, k=3, router=ALL),
     "fixed": lambda: routing_network(SPEC, dense(8), layers=1, experts=4, k=2, router=fixed()),
     "by_input": lambda: routing_network(SPEC, dense(8), experts=4, k=2, router=by_input(balance=0.01)),
+    "own": lambda: routing_network(SPEC, dense(8), layers=1, experts=4, k=2, router=OWN),
     "images": lambda: routing_network(SPEC, IMAGES, experts=4, k=2, aggregation="concatenate"),
     "images_by_input": lambda: routing_network(
         SPEC, IMAGES, experts=[4, 3], k=2, router=by_input(), aggregation="concatenate", activation=jax.nn.relu

@@ -1,8 +1,11 @@
 """Streams whose examples come in batches: the engine learns the same from them, and reads no more than it needs."""
 
 import itertools
+import re
+import runpy
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -412,3 +415,10 @@ def test_a_stream_of_functions_is_run_as_any_other(tmp_path):
     for result, expected in zip(results, cotrain.run(method, STREAM, **options), strict=True):
         np.testing.assert_array_equal(result.accuracy, expected.accuracy)
     assert sorted(path.name for path in out.iterdir()) == ["seed-1", "seed-2"]
+
+
+def test_the_example_of_functions_runs(capsys):
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "own_stream.py"))
+    accuracy = re.search(r"acc (\d\.\d+)", capsys.readouterr().out)
+    assert accuracy is not None
+    assert 0.85 < float(accuracy[1]) <= 1

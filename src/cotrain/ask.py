@@ -75,7 +75,7 @@ class Predict:
         if self.out is None:
             _print(text.getvalue())
         else:
-            write_bytes(self.out, text.getvalue().encode())
+            write_bytes(self.out, text.getvalue().encode(errors="backslashreplace"))  # of names that are no text
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Images:
 
     def name(self, example: int) -> str:
         """What an example is called."""
-        return _printable(self.files[example])
+        return self.files[example]
 
     def take(self, start: int, stop: int) -> Float[np.ndarray, "N ..."]:
         """Some of the examples, as floats."""
@@ -146,7 +146,7 @@ def _by_task(
 
 
 def _rows(file: str, shape: tuple[int, ...], scale: float, several: bool) -> Rows:
-    name = _printable(file)
+    name = _named(file)
     return Rows(name, shaped(name, _array(file, scale), shape), f"{name}:" if several else "")
 
 
@@ -208,12 +208,12 @@ def _image(file: str, shape: tuple[int, ...]) -> UInt8[np.ndarray, "..."]:
     """An image's pixels, in the shape that a network takes, if nothing of them is lost by that."""
     from PIL import Image, UnidentifiedImageError
 
-    name, grey = _printable(file), shape[2:] in ((), (1,))
+    grey = shape[2:] in ((), (1,))
     if len(shape) not in (2, 3) or not (grey or shape[2] == 3):
-        raise Invalid(name, "an image", f"the network takes {shape}, not (rows, columns) or (rows, columns, 3)")
+        raise Invalid(file, "an image", f"the network takes {shape}, not (rows, columns) or (rows, columns, 3)")
 
     def refuse(found: str) -> Invalid:
-        return Invalid(name, found, f"the network takes {'grey' if grey else 'RGB'} images, {shape[0]} × {shape[1]}")
+        return Invalid(file, found, f"the network takes {'grey' if grey else 'RGB'} images, {shape[0]} × {shape[1]}")
 
     with _reading(file), warnings.catch_warnings(), _plain(file) as stream:
         warnings.simplefilter("ignore")
@@ -242,6 +242,10 @@ def _image(file: str, shape: tuple[int, ...]) -> UInt8[np.ndarray, "..."]:
     return pixels[..., 0].reshape(shape) if grey else pixels[..., :3]
 
 
+def _named(file: str) -> str:
+    return "standard input" if file == STANDARD_INPUT else file
+
+
 def _kind(file: str) -> str:
     """What a file is by its name."""
     return file if file == STANDARD_INPUT else Path(file).suffix.lower()
@@ -267,9 +271,4 @@ def _reading(file: str) -> Iterator[None]:
     except Exception as error:  # neither csv nor Pillow says what it may raise
         reason = "it is no text" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or str(error)
         reason = " ".join(reason.split()) or type(error).__name__
-        raise Invalid("input", _printable(file), f"{reason:.200}") from error
-
-
-def _printable(file: str) -> str:
-    """A file's name, of which other systems may have left what is no text."""
-    return "standard input" if file == STANDARD_INPUT else file.encode(errors="backslashreplace").decode()
+        raise Invalid("input", _named(file), f"{reason:.200}") from error

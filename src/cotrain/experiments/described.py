@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -68,12 +68,12 @@ def _described_array(array: Any) -> dict[str, Any]:
     return {what: values.dtype.name, "shape": list(values.shape), "values": values.ravel().tolist()}
 
 
-def rebuild(words: Any, own: Iterable[Any] | None = ()) -> Any:
-    """What `describe` has put in words; `own` are modules, classes and functions of the reader's own in it.
+def rebuild(words: Any, own: Mapping[str, Any] | None) -> Any:
+    """What `describe` has put in words; `own` are the reader's own classes and functions in it, by name (see `known`).
 
     With None, whatever is named is imported.
     """
-    return _rebuilt(words, _Importing() if own is None else known(own))
+    return _rebuilt(words, _Importing() if own is None else own)
 
 
 def known(own: Iterable[Any]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class _Importing(dict[str, Any]):
         return functools.reduce(getattr, attribute.split("."), import_module(module))
 
 
-def _rebuilt(words: Any, own: dict[str, Any]) -> Any:
+def _rebuilt(words: Any, own: Mapping[str, Any]) -> Any:
     if words is None or type(words) in (bool, str) or is_number(words):
         return words
     if isinstance(words, list):
@@ -152,7 +152,7 @@ def _record(kind: Any, values: dict[str, Any]) -> Any:
     """An instance of a class of records, with these values in its fields."""
     names = _fields(kind) if isinstance(kind, type) else None
     if names is None or set(names) != values.keys() or kind is Network:
-        raise ValueError(f"{kind!r:.80} has other fields than {', '.join(values):.80}")
+        raise ValueError(f"{kind!r:.80} has other fields than {list(values)!r:.80}")
     if kind is Rates and any(map(np.ndim, values.values())):
         raise ValueError("a learning rate is a number")
     if not issubclass(kind, eqx.Module):
@@ -192,7 +192,7 @@ def _own_name(thing: Any) -> str | None:
     return f"{module}:{name}" if callable(thing) and isinstance(module, str) and isinstance(name, str) else None
 
 
-def _named(name: str, own: dict[str, Any]) -> Callable[..., Any]:
+def _named(name: str, own: Mapping[str, Any]) -> Callable[..., Any]:
     """What a name stands for."""
     if name in own:
         return own[name]

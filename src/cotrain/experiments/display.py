@@ -71,7 +71,7 @@ def _method(method: Any) -> str:
 
 def _network(network: "Network") -> str:
     kinds = [f"{one.k} of {one.experts} experts" if one.experts > 1 else "one expert" for one in network.layers]
-    layers = f"{len(kinds)} layers with {' and '.join(dict.fromkeys(kinds))}"
+    layers = f"{len(kinds)} layer{'s' if len(kinds) > 1 else ''} with {' and '.join(dict.fromkeys(kinds))}"
     router = "" if network.router is None else f", chosen by {type(network.router).__name__}"
     return f"{layers}{router}; {'one head' if network.one_head else 'a head for each task'}"
 
@@ -98,7 +98,7 @@ def _heat_map(values: Float[np.ndarray, "R C"], title: str, names: str, first: i
         if np.isnan(value):
             continue
         x, y, told = LEFT + column * size, row * size + 1, f"{row_name} {row + first}, {column_name} {column}: "
-        look = f'fill="{COLOUR}" fill-opacity="{0.15 + 0.6 * float(value):.2f}"'
+        look = f'fill="{COLOUR}" fill-opacity="{0.25 + 0.5 * float(value):.2f}"'
         drawn.append(f'<rect x="{x}" y="{y}" width="{size - 1}" height="{size - 1}" {look}>')
         drawn.append(f"<title>{escape(told)}{value:.3f}</title></rect>")
         if size == 26:
@@ -120,10 +120,11 @@ def _curve(values: Float[np.ndarray, "S T"]) -> str:
     x = LEFT + np.arange(len(mean)) / (len(mean) - 1) * (WIDTH - LEFT - EDGE)
     y, above, below = (_height(part, low) for part in (mean, mean + spread, mean - spread))
     band = _points([*x, *x[::-1]], [*above, *below[::-1]])
+    axes = f"M{LEFT} {EDGE / 2}V{HEIGHT - EDGE}H{WIDTH - EDGE}"
     drawn = [
         f'<polygon points="{band}" fill="{COLOUR}" fill-opacity="0.2"/>',
         f'<polyline points="{_points(x, y)}" fill="none" stroke="{COLOUR}" stroke-width="2"/>',
-        f'<path d="M{LEFT} {EDGE / 2}V{HEIGHT - EDGE}H{WIDTH - EDGE}" fill="none" stroke="currentColor" opacity="0.5"/>',
+        f'<path d="{axes}" fill="none" stroke="currentColor" opacity="0.5"/>',
         *(_text(LEFT - 4, _height(value, low) + 3, f"{value:.1f}", "end") for value in (low, 1.0)),
         *(_text(x[i], HEIGHT - 4, str(i), "middle") for i in (0, len(mean) - 1)),
     ]
@@ -148,5 +149,5 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 def _svg(width: float, height: float, title: str, drawn: Sequence[str]) -> str:
     look = 'font-size="10" font-family="sans-serif" fill="currentColor"'
-    svg = f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(title)}" {look}>{"".join(drawn)}</svg>'
-    return f"<div><small>{escape(title)}</small></div>{svg}"
+    named = f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(title)}" {look}>'
+    return f"<div><small>{escape(title)}</small></div>{named}{''.join(drawn)}</svg>"

@@ -31,7 +31,7 @@ def export(learner: Learner, path: Path) -> None:
 
 
 def as_program(learner: Learner) -> bytes:
-    """A program in StableHLO, serialized, which `jax.export.deserialize` reads."""
+    """A serialized program in StableHLO, with the parameters in it, which `jax.export.deserialize` reads."""
     limit = jax.config.values["jax_traceback_in_locations_limit"]
     jax.config.update("jax_traceback_in_locations_limit", 0)  # or it would name the files that it was made of
     try:
@@ -45,14 +45,20 @@ def as_onnx(learner: Learner) -> bytes:
     """An ONNX model, of which ONNX Runtime has been seen to give the learner's probabilities."""
     if importlib.util.find_spec("jax2onnx") is None:
         raise RuntimeError("exporting to ONNX needs a converter: pip install 'cotrain[onnx]'")
-    from jax2onnx import to_onnx
+    from jax2onnx import to_onnx  # pyright: ignore[reportMissingImports]
 
     arguments, before = _arguments(learner), dict(jnp.__dict__)
     traced = jax.make_jaxpr(_probabilities(learner))(*arguments)  # while JAX's functions are its own
-    names = {"input_names": ["x", "task"], "output_names": ["probabilities"], "model_name": "cotrain"}
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # its warnings are about nothing that matters
     try:
-        model = to_onnx(jaxpr_as_fun(traced), arguments, opset=OPSET, **names)
+        model = to_onnx(
+            jaxpr_as_fun(traced),
+            arguments,
+            model_name="cotrain",
+            opset=OPSET,
+            input_names=["x", "task"],
+            output_names=["probabilities"],
+        )
     except Exception as error:  # whatever it stumbles over
         reason = " ".join(str(error).split())
         raise RuntimeError(f"the converter to ONNX cannot do this network ({reason:.200})") from error
@@ -85,7 +91,7 @@ def _arguments(learner: Learner) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeSt
 
 def _check(learner: Learner, model: bytes) -> None:
     """Refuses an ONNX model that gives other probabilities than the learner for random inputs."""
-    from onnxruntime import InferenceSession, SessionOptions
+    from onnxruntime import InferenceSession, SessionOptions  # pyright: ignore[reportMissingImports]
 
     options, draws = SessionOptions(), np.random.default_rng(0)
     options.log_severity_level = 3  # errors

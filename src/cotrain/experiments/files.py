@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, and records that know when they are damaged."""
 
+import errno
 import hashlib
 import json
 import os
@@ -18,8 +19,11 @@ SEAL = ',\n"sha256": "'  # begins the last line of a record
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file by way of a temporary one beside it: whatever happens, the old file is there or the new one.
 
-    A process that is killed meanwhile leaves the temporary one (see `leftovers`).
+    A process that is killed meanwhile leaves the temporary one (see `leftovers`). What is there and no plain file, as a
+    device, stays what it is.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "it is not a plain file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:

@@ -70,6 +70,7 @@ class Learner:
     @property
     def routes(self) -> tuple[Float[np.ndarray, "T E"], ...]:
         """How much each task's predictions weigh each expert, for every layer with a router that goes by the task."""
+        self.check()
         if not self.network.by_task:
             return ()
         found = matrices(self.network, self.state.learner.parameters)

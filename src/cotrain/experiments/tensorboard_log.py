@@ -2,8 +2,8 @@
 
 import time
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cotrain.experiments.loggers import Follower

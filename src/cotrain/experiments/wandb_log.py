@@ -19,22 +19,26 @@ class WeightsAndBiases(Follower):
     runs: tuple[Any, ...] = ()
 
     def begin(self, watch: Watch) -> None:
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         if mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # which asks for an address even offline
         import wandb
 
         settings = wandb.Settings(silent=True, console="off", reinit="create_new")
-        self.runs = ()
         for seed, place in zip(watch.seeds, self.places, strict=True):
             for earlier in place.glob("wandb/offline-run-*"):
                 if not any(earlier.glob("*.synced")):
                     shutil.rmtree(earlier)
             options = place.parent / "config.toml"
-            config = {"seed": seed, **(read_toml(options) if options.is_file() else {})}
-            names = {"name": f"{place.parent.name}/{place.name}", "group": place.parent.name}
-            project = os.environ.get("WANDB_PROJECT", "cotrain")
-            run = wandb.init(mode=mode, dir=str(place), project=project, config=config, settings=settings, **names)
+            run = wandb.init(
+                mode=mode,
+                dir=str(place),
+                project=os.environ.get("WANDB_PROJECT", "cotrain"),
+                group=place.parent.name,
+                name=f"{place.parent.name}/{place.name}",
+                config={**(read_toml(options) if options.is_file() else {}), "seed": seed},
+                settings=settings,
+            )
             run.define_metric("*", step_metric="minibatches")
             self.runs += (run,)
 

@@ -14,6 +14,7 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cotrain.data.batch import Batch
 from cotrain.data.stream import Stream
@@ -34,6 +35,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 hypothesis.settings.register_profile("cotrain", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("cotrain")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_a_file():
+    """Lets go of compiled programs: a process may have 65,530 mappings of memory, of which each takes some twenty."""
+    yield
+    jax.clear_caches()
 
 
 def toy(tasks=3, examples=40, tests=30, shape=(2, 3), classes=3, seed=0) -> Stream:

@@ -26,12 +26,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 
+import cotrain
 from cotrain.data import idx
 from cotrain.data.npz import parse_npy, read_npz
 from cotrain.errors import Damaged, Invalid
 from cotrain.experiments.checkpoint import DIGEST, FORMAT, decode
 from cotrain.experiments.config import Config
+from cotrain.experiments.described import describe
 from cotrain.experiments.files import SEAL, read_record
+from cotrain.experiments.saved import decode as decode_learner
+from cotrain.experiments.saved import encode
+from cotrain.experiments.sealed import unseal
 
 SECONDS = 2.0  # for one file
 MEMORY = 1 << 30  # bytes, on top of what the process has before
@@ -68,6 +73,9 @@ def readers(folder: Path) -> dict[str, Reader]:
         "npz": Reader(npz_files, from_file(read_npz), Invalid, check_npz),
         "checkpoint": Reader(
             checkpoint_files, lambda data: decode(sealed(data), folder), (Damaged, Invalid), check_checkpoint
+        ),
+        "learner": Reader(
+            learner_files, lambda data: decode_learner(sealed(data), folder), (Damaged, Invalid), check_learner
         ),
         "record": Reader(record_files, lambda data: from_file(read_record)(sealed_record(data)), Damaged, check_record),
     }
@@ -134,8 +142,32 @@ def checkpoint_files() -> list[bytes]:
     return [safetensors.numpy.save(some, {"cotrain": "0" * 64 + json.dumps(notes)}) for some in ({}, whole)]
 
 
+def learner_files() -> list[bytes]:
+    spec = cotrain.Spec((2, 3), 3, 2)
+    routed = cotrain.routing_network(spec, cotrain.dense(5), layers=1, experts=4, k=2)
+    read = cotrain.routing_network(spec, cotrain.mlp((5, 4)), experts=3, k=2, router=cotrain.by_input(), one_head=True)
+    methods = (cotrain.cotraining(cotrain.replay(routed, cotrain.reservoir(4))), cotrain.finetune(read))
+    return [encode(cotrain.Learner(method)) for method in methods]
+
+
+def check_learner(data: bytes, found: cotrain.Learner) -> None:
+    notes, arrays = unseal(sealed(data), 1, "learner", Path())
+    assert alike(describe(found.method), notes["method"])
+    for name, array in unseal(encode(found), 1, "learner", Path())[1].items():
+        same(array, arrays[name])
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two descriptions are the same, with numbers that are to be floats of 32 bits."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return one == other or (isinstance(one, float) and np.float32(one) == np.float32(other))
+
+
 def sealed(data: bytes) -> bytes:
-    """A checkpoint with a checksum that agrees, so that what comes after it is reached."""
+    """A sealed file with a checksum that agrees, so that what comes after it is reached."""
     blank = data[: DIGEST.start] + b"0" * 64 + data[DIGEST.stop :]
     return data[: DIGEST.start] + hashlib.sha256(blank).hexdigest().encode() + data[DIGEST.stop :]
 

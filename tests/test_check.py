@@ -10,11 +10,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import optax
 import pytest
 from conftest import arrays_file
 from safetensors.numpy import save
 from test_choice import guard
 
+import cotrain
 from cotrain import cli
 from cotrain.choice import flattened
 from cotrain.errors import Invalid
@@ -26,6 +28,7 @@ from cotrain.experiments.files import SEAL, digest_of, read_record, write_record
 from cotrain.experiments.grid import run_grid
 from cotrain.experiments.migration import USUAL
 from cotrain.experiments.run import run_config
+from cotrain.experiments.saved import encode
 from cotrain.experiments.store import Store
 from cotrain.experiments.sweep import Cell
 from cotrain.report.table import read_records, rows
@@ -34,7 +37,7 @@ ROUTED = {"network": "routing-network", "experts": 4, "k": 2}
 METHODS = {"cotraining": ROUTED | {"memory": 20}, "private": ROUTED, "joint": ROUTED}
 METHODS |= {"finetune": {"network": "shared-bottom"}}
 NASTY = [None, True, -1, 0.5, 1.2, 10**400, "", "\n\ud800", [], [[]], {}, {"a": None}, [None, 1], [[[]]], [{}]]
-PLAIN = ("tasks.npz", "config.toml")  # which have no checksum
+PLAIN = ("tasks.npz", "config.toml", "log.csv")  # which have no checksum
 HOSTILE = ["1e999", "-1e999", "[" * 300 + "]" * 300, "9" * 4000, '"\\ud800"']  # as JSON has them
 
 
@@ -146,7 +149,7 @@ def test_a_sound_directory_is_well_and_stays_as_it_is(here):
     before = {path: (data, path.stat().st_mtime_ns) for path, data in files_of(here).items()}
     checked = check(here)
     assert (checked.problems, checked.notes) == ([], [])
-    assert str(checked) == "checked 5 results, 4 routing histories, 2 checkpoints, 1 grid: all is well"
+    assert str(checked) == "checked 5 results, 4 routing histories, 2 checkpoints, 1 learner, 1 grid: all is well"
     assert {path: (data, path.stat().st_mtime_ns) for path, data in files_of(here).items()} == before
 
 
@@ -173,7 +176,10 @@ def test_nothing_to_check_is_refused(tmp_path, capsys):
 
 def test_the_command(here, capsys):
     assert cli.main(["check", str(here)]) == 0
-    assert capsys.readouterr() == ("checked 5 results, 4 routing histories, 2 checkpoints, 1 grid: all is well\n", "")
+    assert capsys.readouterr() == (
+        "checked 5 results, 4 routing histories, 2 checkpoints, 1 learner, 1 grid: all is well\n",
+        "",
+    )
     path = here / "runs" / "seed-3" / "result.json"
     path.write_bytes(path.read_bytes()[:-9])
     (here / "runs" / "seed-3" / ".times.json.x.part").touch()
@@ -184,8 +190,28 @@ def test_the_command(here, capsys):
     assert problem.startswith(
         f"problem: {path}: its checksum does not agree with its content; delete it; the same command"
     )
-    counts = "5 results, 3 routing histories, 2 checkpoints, 1 grid"
+    counts = "5 results, 3 routing histories, 2 checkpoints, 1 learner, 1 grid"
     assert printed.err == f"cotrain: error: checked {counts}: 1 problem\n"
+
+
+def test_what_was_learned_is_that_of_the_result_beside_it(here):
+    place = here / "runs" / "seed-3"
+    learner = cotrain.load_learner(place)
+    learner.save(place / "learner.safetensors")  # without a word of the run
+    assert "it is of another run than the result beside it" in only(here)
+    config = read_record(place / "result.json")["config"]
+    for seed, problems in ((4, 1), (3, 0)):
+        learner.seed = seed
+        (place / "learner.safetensors").write_bytes(encode(learner, {"config": config}))
+        assert len(told(here)) == problems
+    network = cotrain.shared_bottom(learner.network.spec, (4,))
+    own = cotrain.finetune(network, optimizer=sgd_of_ones_own)
+    (place / "learner.safetensors").write_bytes(encode(cotrain.Learner(own, 3), {"config": config}))
+    assert told(here) == []  # its checksum is all that can be known
+
+
+def sgd_of_ones_own(lr):
+    return optax.sgd(lr)
 
 
 def test_every_changed_byte_is_told(here):
@@ -298,7 +324,7 @@ def test_options_that_came_later_are_as_by_default(here):
     path = here / "runs" / "seed-3" / "result.json"
     config = read_record(path)["config"]
     rewrite(path, config=with_changes(config, {"network": {"router": {"noisy_gates": ...}}}))
-    for old in path.parent.glob("checkpoint-*"):
+    for old in path.parent.glob("*.safetensors"):
         old.unlink()
     assert noted(here / "runs") == []
 
@@ -388,6 +414,7 @@ def test_parts_of_ones_own_may_do_as_they_like_and_are_not_imported(here, change
     rewrite(place / "result.json", config=config)
     for path in place.glob("checkpoint-*"):
         recheckpoint(path, {"config": config})
+    (place / "learner.safetensors").write_bytes(encode(cotrain.load_learner(place), {"config": config}))
     assert noted(place) == []
     if "network" in changes:
         np.savez(place / "routing.npz", **(history(place) | {"gates_0": np.ones(3)}))
@@ -398,7 +425,7 @@ def test_parts_of_ones_own_may_do_as_they_like_and_are_not_imported(here, change
 def test_data_of_a_benchmark_of_ones_own_are_anything_with_a_name_and_digests(here):
     path = here / "runs" / "seed-3" / "result.json"
     config = with_changes(read_record(path)["config"], OWN_PARTS[-1])
-    for old in path.parent.glob("checkpoint-*"):
+    for old in path.parent.glob("*.safetensors"):
         old.unlink()
     for data in ({"name": "mnist", "sha256": ["0"]}, {"name": "mine", "sha256": []}):
         rewrite(path, config=config, data=data)
@@ -421,6 +448,7 @@ def test_gates_among_all_experts_may_add_up_to_less(here):
     rewrite(place / "result.json", config=config)
     for path in place.glob("checkpoint-*"):
         recheckpoint(path, {"config": config})
+    (place / "learner.safetensors").write_bytes(encode(cotrain.load_learner(place), {"config": config}))
     assert noted(place) == []
 
 
@@ -635,7 +663,11 @@ def test_a_grid_of_the_first_version_is_checked_as_well(here, tmp_path):
 @pytest.mark.parametrize("kind", ["directory", "pipe", "loop", "dangling", "device"])
 def test_what_is_no_file(here, kind):
     place = here / "runs" / "seed-3"
-    for path in [*place.iterdir(), place / ".lock", here / "store" / "grid.json"]:
+    for path in [
+        *(path for path in place.iterdir() if path.name not in PLAIN),
+        place / ".lock",
+        here / "store" / "grid.json",
+    ]:
         kept = path.read_bytes() if path.exists() else None
         path.unlink(missing_ok=True)
         make(kind, path)

@@ -506,7 +506,9 @@ def test_the_fuzzers_find_nothing():
     program = [sys.executable, fuzz.__file__, "--seconds", "1", "--seed", "0"]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    for name, line in zip(("idx", "npy", "npz", "checkpoint", "record"), done.stdout.splitlines(), strict=True):
+    for name, line in zip(
+        ("idx", "npy", "npz", "checkpoint", "learner", "record"), done.stdout.splitlines(), strict=True
+    ):
         counts = re.fullmatch(rf"fuzz: {name}: (\d+) inputs, (\d+) refused, (\d+) read, 0 findings", line)
         assert counts is not None, line
         assert min(map(int, counts.groups())) > 10

@@ -30,7 +30,6 @@ OUTSIDE = {"time", "datetime", "os", "pathlib", "sys", "shutil", "subprocess", "
 MAY_TOUCH_FILES = {"data/fetch.py", "data/arrays.py", "data/npz.py", "data/benchmarks.py", "data/inputs.py"}
 MAY_IMPORT = {
     "choice.py": ["sys"],  # for the Python path, on which an entry of one's own is found
-    "data/sources.py": ["sys"],  # to see which libraries the user has imported
 }
 FILES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
 

@@ -441,7 +441,8 @@ def stacked(snapshots):
     snapshots = list(snapshots)
     arrays = jax.tree.map(lambda *parts: np.concatenate(parts), *map(numbers, snapshots))
     names = ("state", "accuracy", "initial", "logits", "gates")
-    return replace(snapshots[0], **dict(zip(names, arrays, strict=True)))
+    sample = jax.tree.map(lambda *parts: np.concatenate(parts), *(snapshot.sample for snapshot in snapshots))
+    return replace(snapshots[0], sample=sample, **dict(zip(names, arrays, strict=True)))
 
 
 def test_hyperparameters_and_state_are_arguments_of_the_compiled_program():

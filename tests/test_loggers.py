@@ -80,6 +80,14 @@ def no_settings(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_service():
+    """The process that the library for Weights & Biases leaves behind is ended."""
+    yield
+    if library := sys.modules.get("wandb"):
+        library.teardown()
+
+
 # CSV
 
 

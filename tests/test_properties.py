@@ -61,7 +61,7 @@ values = {
     "gates": st.sampled_from(["chosen", "all"]),
     "aggregation": st.sampled_from(["sum", "concatenate"]),
     "arrays": st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])).filter(lambda x: x != "None"),
-    **{field: st.none() | counts for field in ("examples", "test_examples", "validation", "units")},
+    **{field: st.none() | counts for field in ("examples", "test_examples", "validation", "units", "budget_tasks")},
     **dict.fromkeys(("tasks", "epochs", "batch", "layers", "experts", "k", "memory", "memory_batch"), counts),
     "stream_seed": st.none() | st.integers(0, 2**40),
     "hidden": st.lists(counts, min_size=1, max_size=3).map(tuple),
@@ -561,9 +561,10 @@ def test_tasks_of_ones_own_are_handed_out_as_they_are(own, given_classes):
     for task, (train_x, train_y, test_x, test_y) in zip(stream, tasks, strict=True):
         for examples, raw_x, raw_y in ((task.train, train_x, train_y), (task.test, test_x, test_y)):
             x, y = everything(examples)
-            np.testing.assert_array_equal(x, scaled(raw_x) if raw_x.dtype == np.uint8 else raw_x.astype(np.float32))
+            kind = np.float64 if raw_x.dtype.newbyteorder("=") == np.float64 else np.float32
+            np.testing.assert_array_equal(x, scaled(raw_x) if raw_x.dtype == np.uint8 else raw_x.astype(kind))
             np.testing.assert_array_equal(y, raw_y)
-            assert (x.dtype, y.dtype) == (np.float32, np.int32)
+            assert (x.dtype, y.dtype) == (kind, np.int32)
 
 
 NOT_FINITE = (np.nan, np.inf, -np.inf, 1e39, -1e300)

@@ -25,7 +25,8 @@ from torture.cases import CASES, Tally, arrays_of, run_reference
 from torture.child import attempt, end_with_parent
 from torture.commands import damage_and_type, scenes
 from torture.kills import ask_to_stop, torment, torment_workers
-from torture.readers import damage_and_read, data_in, targets
+from torture.learners import METHODS, run_reference_learner, torment_learner
+from torture.readers import LEARNERS, damage_and_read, data_in, targets
 from torture.trouble import OTHERS, spoil_disks
 
 PER_CASE = 3  # kills, at least
@@ -37,8 +38,8 @@ Task = Callable[[], Tally]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="torture", description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--corruptions", type=int, default=500)
+    parser.add_argument("--kills", type=int, default=200, help="of runs, and as many of processes that feed learners")
+    parser.add_argument("--corruptions", type=int, default=500, help="of runs' files, and as many of learners'")
     parser.add_argument("--fuzz-seconds", type=float, default=20, help="for each reader")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
@@ -56,7 +57,8 @@ def main() -> int:
         data_in(home)
         with workers() as pool:
             cases = list(CASES)[: max(NEEDED, options.kills // PER_CASE)]
-            parts = done(pool, [partial(run_reference, case, home) for case in cases])
+            references = [partial(run_reference, case, home) for case in cases]
+            parts = done(pool, references + [partial(run_reference_learner, kind, home) for kind in METHODS])
             parts |= done(pool, tasks(cases, options, home))
     total = sum(parts.values(), Tally("all"))
     say(f"seed {options.seed}, {time.monotonic() - start:.0f} s; in all:")
@@ -84,15 +86,19 @@ def tasks(cases: list[str], options: argparse.Namespace, home: Path) -> Iterator
     yield partial(spoil_disks, 3 if thorough else 1, home, seed)
     for i, case in enumerate(cases):
         yield partial(torment, case, (options.kills - in_pool + i) // len(cases), home, seed)
+    for i, kind in enumerate(METHODS):
+        yield partial(torment_learner, kind, (options.kills + i) // len(METHODS), home, seed)
     for trouble in OTHERS[: 4 if thorough else 2]:
         yield partial(trouble, home, seed)
-    played, read = list(scenes(home)), list(targets(home))
+    played, read = list(scenes(home)), [name for name in targets(home) if name not in LEARNERS]
     typed = options.corruptions // 10
     for i, name in enumerate(played):
         if count := (typed + i) // len(played):
             yield partial(damage_and_type, name, count, home, seed)
     for i, name in enumerate(read):
         yield partial(damage_and_read, name, (options.corruptions - typed + i) // len(read), home, seed)
+    for i, name in enumerate(LEARNERS):
+        yield partial(damage_and_read, name, (options.corruptions + i) // len(LEARNERS), home, seed)
     for name in fuzz.readers(home):
         yield partial(fuzz_reader, name, options.fuzz_seconds, seed)
 

@@ -72,6 +72,8 @@ def scenes(home: Path) -> dict[str, Scene]:
             mended=True,
         ),
     }
+    steps = Step("check {}", 1, ("learner.safetensors",)), Step(AGAIN, 0, ("learner.safetensors is damaged",))
+    known["what was learned"] = Scene(run, {"seed-0/learner.safetensors": _hurt}, steps, mended=True)
     for file in (result, routing):
         name = Path(file).name
         steps = Step("check {}", 1, (name,)), Step("table {}", 1, (f"{name} is damaged",)), Step(AGAIN, 0, (name,))

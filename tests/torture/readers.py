@@ -21,12 +21,16 @@ from cotrain.experiments.check import check
 from cotrain.experiments.checkpoint import Checkpoints, decode
 from cotrain.experiments.config import Config
 from cotrain.experiments.provenance import data as data_of
+from cotrain.experiments.saved import load_learner
 from cotrain.report.study import read_study
 from cotrain.report.table import read_records
 from torture.cases import GRID, MAIN, TASKS, Tally, apart, arrays_of, reference_of
 from torture.damage import damaged
+from torture.learners import METHODS, NAME, fed
 
 NEWEST, BEFORE = "checkpoint-00003-00000000.safetensors", "checkpoint-00002-00000006.safetensors"
+
+LEARNERS = ("a run's learner", *(f"a learner, {kind}" for kind in METHODS))
 
 
 class Target(NamedTuple):
@@ -43,8 +47,12 @@ def targets(home: Path) -> dict[str, Target]:
     newest, before = f"seed-0/{NEWEST}", f"seed-0/{BEFORE}"
     record = {"check": _check, "table": lambda out: _nothing(read_records([out])), "report": _report}
     from_before, from_start = (partial(_resume, home, phase) for phase in (TASKS - 1, None))
+    learner = {"load": lambda out: _nothing(load_learner(out / NAME))}
+    kept = {"check": _check, "load": lambda out: _nothing(load_learner(out / "seed-0"))}
     load = {"load": lambda folder: _nothing(fetch.load("mnist", folder))}
     return {
+        LEARNERS[0]: Target(run, ("seed-0/learner.safetensors",), kept),
+        **{name: Target(fed(kind, home), (NAME,), learner) for name, kind in zip(LEARNERS[1:], METHODS, strict=True)},
         "the newest checkpoint": Target(run, (newest,), {"check": _check, "resume": from_before}),
         "both checkpoints": Target(run, (newest, before), {"check": _check, "resume": from_start}),
         "result.json": Target(run, ("seed-0/result.json",), record),

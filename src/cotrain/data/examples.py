@@ -42,7 +42,7 @@ class Examples:
         return len(self.x)
 
     def take(self, indices: np.ndarray, empty: Empty = np.empty) -> tuple[np.ndarray, np.ndarray]:
-        """The inputs, as floats of 32 bits, in an array that `empty` makes, and labels at `indices`."""
+        """The inputs, as floats, in an array that `empty` makes, and labels at `indices`."""
         labels, mapped = self.y[indices].astype(np.int32), isinstance(self.x, np.memmap)
         if self.transform is None and self.x.dtype == np.float32 and not mapped:
             x = empty((len(indices), *self.x.shape[1:]), np.float32)
@@ -55,7 +55,7 @@ class Examples:
                 check_finite(part, self.name, places)
             part = floats(part)
             part = part if self.transform is None else self.transform(part)
-            x = x if start else empty((len(indices), *part.shape[1:]), np.float32)
+            x = x if start else empty((len(indices), *part.shape[1:]), wide(part))
             x[start : start + BLOCK] = part
         return x, labels
 
@@ -114,6 +114,11 @@ def checked(
     x = native(x)
     check_finite(x, name, places)
     return floats(x).astype(np.float32, copy=False), y.astype(np.int32)
+
+
+def wide(x: np.ndarray) -> np.dtype:
+    """The type of inputs as floats: of 64 bits where they are so; rooms narrow it, unless JAX computes in 64."""
+    return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
 
 def floats(x: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -24,10 +25,12 @@ class Room:
 
     def __init__(self):
         self.bytes = np.empty(0, np.uint8)
+        self.widest = np.dtype(jnp.result_type(float))  # in which JAX computes
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An array in this memory, placed so that JAX uses it as it is, without a copy."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
+        dtype = self.widest if dtype == np.float64 else np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
         if len(self.bytes) < size + ALIGNED:
             self.bytes = np.empty(size + ALIGNED, np.uint8)
         start = -self.bytes.ctypes.data % ALIGNED
@@ -75,8 +78,8 @@ class Feed:
             _, labels = self.parts[0].take(flat, front)
         else:
             pieces = {i: self.parts[i].take(flat[part == i] - self.starts[i]) for i in np.unique(part)}
-            shape = next(iter(pieces.values()))[0].shape[1:]
-            x, labels = front((len(flat), *shape), np.float32), np.empty(len(flat), np.int32)
+            inputs = [x for x, _ in pieces.values()]
+            x, labels = front((len(flat), *inputs[0].shape[1:]), np.result_type(*inputs)), np.empty(len(flat), np.int32)
             for i, piece in pieces.items():
                 x[part == i], labels[part == i] = piece
         task, weight = np.asarray(self.tasks, np.int32), np.zeros((size, self.batch), np.float32)

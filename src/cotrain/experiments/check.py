@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cotrain.data.npz import read_npz
 from cotrain.errors import Damaged, Invalid
-from cotrain.experiments import checkpoint
+from cotrain.experiments import checkpoint, saved
 from cotrain.experiments.config import Config
 from cotrain.experiments.files import leftovers, read_bytes, read_record
 from cotrain.experiments.migration import is_old
@@ -42,9 +42,10 @@ MEND_RESULT = f"delete it; {AGAIN}"
 MEND_ROUTING = "delete the run's directory and run it again"
 MEND_TIMES = "delete it; no number depends on it"
 MEND_CHECKPOINT = "delete it; the run goes on from the one before"
+MEND_LEARNER = "delete it; a finished run writes it again with --resume, from its last checkpoint"
 MEND_GRID = "delete it; the same `cotrain reproduce` writes it again"
 
-KINDS = ("result", "routing history", "checkpoint", "grid")
+KINDS = ("result", "routing history", "checkpoint", "learner", "grid")
 SEED = re.compile(r"seed-(\d+)")
 FILES = {"result.json", "routing.npz", "times.json", ".lock"}  # what makes a directory that of a run
 
@@ -104,6 +105,8 @@ class _Checker:
                     self._check_run(place, names)
                 else:
                     self._note_leftovers(place)
+            if saved.NAME in names:
+                self._check_learner(place)
         for place in grids:
             self.checked.counts["grid"] += 1
             with self._telling(place / "grid.json", MEND_GRID):
@@ -241,6 +244,17 @@ class _Checker:
         (phase, step), phases = max(reached)
         return f"at task {phase + 1}, step {step}" if phase < phases else "with all tasks learned"
 
+    def _check_learner(self, place: Path) -> None:
+        self.checked.counts["learner"] += 1
+        path, sound = place / saved.NAME, self.results.get(place)
+        with self._telling(path, MEND_LEARNER):
+            try:
+                notes = saved.notes_of(_read_all(path), path)
+            except Invalid as error:
+                raise Wrong(error.valid, MEND_NEW) from error
+            if sound is not None and (notes["seed"], notes.get("config")) != (sound.seed, sound.record["config"]):
+                raise Wrong("it is of another run than the result beside it")
+
     def _check_grid(self, directory: Path, grid: dict[str, Any]) -> None:
         """A grid lists runs that are there, each in the cell of its configuration."""
         need(grid.keys() == {"scale", "seeds", "tables", "failed"}, "it does not have the entries of a grid")
@@ -313,7 +327,7 @@ def _is_held(lock: Path) -> bool:
 
 
 def _read_all(path: Path) -> bytes:
-    """A checkpoint's bytes; memory is asked for only as they take."""
+    """A sealed file's bytes; memory is asked for only as they take."""
     return read_bytes(path, min(path.stat().st_size, checkpoint.LIMIT))
 
 

@@ -12,11 +12,12 @@ from cotrain.errors import Busy, Damaged, Diverged, Invalid, Stopped
 from cotrain.experiments import stop
 from cotrain.experiments.checkpoint import Checkpoints, Smaller
 from cotrain.experiments.config import Config
-from cotrain.experiments.files import leftovers, write_bytes
+from cotrain.experiments.files import leftovers, read_bytes, write_bytes
 from cotrain.experiments.learner import Learner
 from cotrain.experiments.loggers import logger
 from cotrain.experiments.result import Result, read, save
-from cotrain.experiments.saved import NAME, encode
+from cotrain.experiments.saved import NAME, encode, notes_of
+from cotrain.experiments.sealed import LIMIT
 from cotrain.experiments.watch import Callback
 from cotrain.methods.method import Method
 
@@ -78,13 +79,24 @@ class Kept:
 
     def _keep_learner(self, learner: Learner, place: Path) -> None:
         """Writes what was learned, if it can be written."""
-        if self.complete and (place / NAME).exists():
+        if self.complete and self._has_learner(place):
             return
         about = {} if self.config is None else {"config": self.config.record()}
         try:
             write_bytes(place / NAME, encode(learner, about))
         except Invalid as error:
             self.checkpoints.report(f"{error}; what was learned is not kept")
+
+    def _has_learner(self, place: Path) -> bool:
+        """Whether a directory has what was learned; what is wrong with it is told."""
+        if not (place / NAME).exists():
+            return False
+        try:
+            notes_of(read_bytes(place / NAME, LIMIT), place / NAME)
+        except (Damaged, Invalid, OSError) as error:
+            self.checkpoints.report(f"{error}; writing it again")
+            return False
+        return True
 
     def _is_there(self, result: Result, place: Path) -> bool:
         """Whether a directory has the result of this very run; what is wrong with the one that it has is told."""

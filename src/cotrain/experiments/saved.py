@@ -57,6 +57,16 @@ def decode(data: bytes, path: Any, own: Iterable[Any] | None = ()) -> Learner:
         raise Damaged(path, f"it describes no learner ({reason:.200})") from error
 
 
+def notes_of(data: bytes, path: Any) -> dict[str, Any]:
+    """What a file says of its learner, if it is sound; of what is not of this package, that is the checksum's word."""
+    try:
+        decode(data, path)
+    except Invalid as error:
+        if error.field != "own":
+            raise
+    return unseal(data, FORMAT, "learner", path)[0]
+
+
 def _whole(name: str, value: Any, least: int, most: int) -> int:
     """A number of a learner's, if it can be one."""
     if check_positive(name, value, least) > most:

@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP_INSTALL := -m pip install --disable-pip-version-check -q
 
-.PHONY: help install test test-slow test-network torture lint format reproduce bench numbers lock clean
+.PHONY: help install test test-slow test-network test-extras torture lint format reproduce bench numbers lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,6 +32,10 @@ test-slow: install ## run the tests that train for minutes, on real data
 
 test-network: install ## run the tests that fetch data from outside
 	$(BIN)/pytest -m "network and not slow"
+
+test-extras: install ## run the tests of what is used with PyTorch, Hugging Face and ONNX, which it installs
+	$(BIN)/python $(PIP_INSTALL) -e '.[onnx]' torch==2.13.0 datasets
+	$(BIN)/pytest tests/test_export.py tests/data/test_sources.py
 
 torture: install ## kill runs, damage files, fill disks: see that nothing is lost or goes unnoticed
 	cd tests && ../$(BIN)/python -m torture

@@ -1,6 +1,7 @@
 """The benchmark's figures as tables, for a terminal or in Markdown, and as a picture."""
 
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ Table = tuple[str, list[list[str]]]  # a title, and lines of which the first has
 
 def tables(figures: dict[str, Any]) -> list[Table]:
     """What was measured, in words."""
-    return [_one_core(figures), _machine(figures), _growth(figures), _ratios(figures)]
+    parts = (_one_core, _machine, _growth, _learner, _stream, _ratios)
+    return [part(figures) for part in parts]
 
 
 def markdown(figures: dict[str, Any]) -> str:
@@ -93,6 +95,29 @@ def _growth(figures: dict[str, Any]) -> Table:
     for seen in figures["resident_megabytes"]:
         lines.append([f"resident memory after {seen['tasks']} tasks", f"{seen['megabytes']:.0f} MB", ""])
     return "Growth", lines
+
+
+def _learner(figures: dict[str, Any]) -> Table:
+    lines = [["a learner, one core", "µs", "least to most"]]
+    units = {"evaluation": "10,000 images tested by the engine", "predict": "10,000 images predicted"}
+    for method, found in figures["learner"].items():
+        for name, times in found["microseconds"].items():
+            what = units.get(name, f"a minibatch, {name if name == 'engine' else f'fed {name}'}")
+            spread = f"{min(times):.0f} to {max(times):.0f}"
+            lines.append([f"{method}: {what}", f"{statistics.median(times):.0f}", spread])
+    return "A learner beside the engine; *at once* is 200 minibatches a call", lines
+
+
+def _stream(figures: dict[str, Any]) -> Table:
+    stream = figures["stream"]
+    lines = [
+        ["a stream of 50 GB, algorithm 1", ""],
+        ["learned", f"{stream['gigabytes']:.1f} GB"],
+        ["resident memory, at most", f"{stream['resident_megabytes']:.0f} MB"],
+        ["reading, in its thread", f"{stream['reading_seconds']:.1f} s"],
+        ["of which the learner waited for", f"{stream['waiting_seconds']:.1f} s"],
+    ]
+    return "A stream that is made as it is read", lines
 
 
 def _ratios(figures: dict[str, Any]) -> Table:

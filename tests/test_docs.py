@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import cotrain
@@ -80,6 +81,19 @@ def test_the_readmes_learner_is_the_one_that_runs_and_its_output_is_what_it_prin
     assert len(digests) == 1, "what was predicted for task 0 is the same in both processes, to the bit"
     last_bits = re.compile("[0-9a-f]{8}")  # another processor has others
     assert last_bits.sub("", printed) == last_bits.sub("", output)
+
+
+def test_the_callback_of_the_documents_watches_and_stops(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = re.search(r"```python\n(class Patience.*?)```", (ROOT / "docs" / "watching.md").read_text(), re.DOTALL)
+    assert code is not None
+    x, y = np.zeros((40, 3), np.float32), np.arange(40) % 4  # of which nothing can be learned
+    stream = cotrain.Stream.from_arrays([(x, y, x, y)] * 3)
+    names = {"cotrain": cotrain, "stream": stream, "method": cotrain.finetune(cotrain.shared_bottom(stream.spec, (4,)))}
+    exec(code[1], names)
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["task 0, minibatch 4"]
+    assert (tmp_path / "runs" / "mine" / "seed-0" / "log.csv").read_text().count("\n") == 3
+    assert (names["results"][0].learner.finished, names["results"][0].learner.step) == (1, 0)
 
 
 def test_own_methods_and_routers_are_short():

@@ -172,11 +172,11 @@ def bench(quick: bool = False) -> dict[str, Any]:
             for process, _ in growing:
                 process.close()
         figures = {}
-        for alone in (PEAK, RESIDENT, LEARNER, STREAM):
-            say(alone.subject)
-            [(process, _)] = start([alone])
+        for single in (PEAK, RESIDENT, LEARNER, STREAM):
+            say(single.subject)
+            [(process, _)] = start([single])
             process.ask(cores[0])
-            figures[alone.subject] = process.answer()["value"]
+            figures[single.subject] = process.answer()["value"]
             process.close()
         say("done")
     one_core = [m for _, m in alone]

@@ -54,8 +54,13 @@ def methods(workload: Any) -> dict[str, cotrain.Method]:
     return {
         "algorithm 1": _algorithm1(workload),
         "shared bottom + replay": cotrain.replay(_shared_bottom(workload), _memory(workload), lr=workload.lr),
-        "shared bottom": cotrain.finetune(_shared_bottom(workload), lr=workload.lr),
+        "shared bottom": finetuned(workload),
     }
+
+
+def finetuned(workload: Any) -> cotrain.Method:
+    """Plain SGD on a shared bottom."""
+    return cotrain.finetune(_shared_bottom(workload), lr=workload.lr)
 
 
 def _algorithm1(workload: Any) -> cotrain.Method:

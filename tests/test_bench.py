@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import bench, limit, ours, show
+from benchmarks import bench, learner, limit, ours, show
 from benchmarks.bench import GROWTH, LIMIT, ONE_CORE, OURS, Contestant, Measured, Process
 from benchmarks.workload import Workload
 from cotrain.report.table import insert
@@ -25,6 +25,13 @@ KEYS = {
     "experts_1280_over_20_current",
     "experts_1280_over_20_replay",
     "tasks_200_over_20",
+}
+LEARNER_KEYS = {
+    "at_once_over_engine",
+    "one_by_one_more_ms",
+    "predict_over_evaluation",
+    "reading_hidden",
+    "stream_resident_megabytes",
 }
 
 
@@ -97,6 +104,53 @@ def test_a_process_reports_its_passes_and_its_failures(tmp_path):
         assert failed.first["error"].startswith(message)
 
 
+def test_a_learner_is_measured_beside_the_engine(monkeypatch):
+    monkeypatch.setattr(learner, "FED", 3)
+    monkeypatch.setattr(learner, "TESTED", 30)
+    monkeypatch.setattr(learner, "ROUNDS", 2)
+    monkeypatch.setattr(ours, "methods", lambda workload: {"shared bottom": ours.finetuned(workload)})
+    one_pass = learner.learner(small())
+    assert {len(times) for times in one_pass()["shared bottom"]["microseconds"].values()} == {1}  # which compiles
+    [found] = one_pass().values()
+    assert set(found["microseconds"]) == {"engine", "at once", "one by one", "evaluation", "predict"}
+    assert all(len(times) == 2 and min(times) > 0 for times in found["microseconds"].values())
+    one, more = found["microseconds"]["engine"], found["microseconds"]["one by one"]
+    assert found["one_by_one_more_ms"] == pytest.approx((sum(more) - sum(one)) / 2 / 1000)
+
+
+def test_a_stream_is_read_no_further_than_it_is_learned(monkeypatch):
+    monkeypatch.setattr(learner, "LEARNED", 6 * 4 * 5000)
+    monkeypatch.setattr(ours, "methods", lambda workload: {"algorithm 1": ours.finetuned(workload)})
+    one_pass = learner.stream(small())
+    one_pass()
+    found = one_pass()
+    assert found["gigabytes"] >= learner.LEARNED / 1e9
+    assert 0 < found["gigabytes"] < 1e-2
+    assert 0 <= found["waiting_seconds"]
+    assert found["hidden"] == 1 - found["waiting_seconds"] / found["reading_seconds"]
+    assert 50 < found["resident_megabytes"] < 20_000
+
+
+def test_a_bench_has_every_figure(monkeypatch, tmp_path):
+    """With contestants that do nothing, and the recorded figures of a learner and a stream."""
+    recorded = json.loads(RECORDED.read_text())
+    values = {"peak": 100.0, "resident": [(20, 500.0)], "learner": recorded["learner"], "stream": recorded["stream"]}
+    functions = [f"def {name}(workload):\n    return lambda: {value!r}\n" for name, value in values.items()]
+    (tmp_path / "idle.py").write_text("".join(functions) + "def learns(workload):\n    return lambda: (9, 0.5)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(bench, "permuted_mnist", lambda tasks, examples: small().tasks)
+    for name, one in {"ONE_CORE": ONE_CORE[:2], "GROWTH": GROWTH[:1]}.items():
+        monkeypatch.setattr(bench, name, [each._replace(module="idle", function="learns") for each in one])
+    monkeypatch.setattr(bench, "MACHINE", bench.ONE_CORE)
+    for name, function in {"PEAK": "peak", "RESIDENT": "resident", "LEARNER": "learner", "STREAM": "stream"}.items():
+        monkeypatch.setattr(bench, name, getattr(bench, name)._replace(module="idle", function=function))
+    figures = bench.bench(quick=True)
+    assert set(figures) == set(recorded)
+    assert set(figures["ratios"]) == set(recorded["ratios"]) >= KEYS | LEARNER_KEYS
+    assert (figures["ratios"]["algorithm1_vs_torch_one_core"], figures["blas_peak_gflops"]) == (1, 100)
+    assert show.markdown(figures).count("**") == 2 * 6
+
+
 def test_other_sizes_keep_the_rest_of_the_workload():
     workload = bench._changed(small(), {"tasks": 7, "experts": 9})
     assert len(workload.tasks) == 7
@@ -107,7 +161,7 @@ def test_other_sizes_keep_the_rest_of_the_workload():
 
 def test_the_documents_have_the_recorded_figures(tmp_path):
     figures = json.loads(RECORDED.read_text())
-    assert set(figures["ratios"]) >= KEYS
+    assert set(figures["ratios"]) >= KEYS | LEARNER_KEYS
     text = (ROOT / "docs" / "performance.md").read_text()
     assert insert(text, show.markdown(figures)) == text
     readme = (ROOT / "README.md").read_text()

@@ -62,6 +62,9 @@ def grown_snapshot(method: Method, keys: PRNGKeyArray, now: Snapshot, empty: Sna
         for layer, found in enumerate(matrices(method.network, state.learner.parameters)):
             for history, rows in zip((logits, gates), found, strict=True):
                 history[layer][:, : now.phase, tasks:] = np.asarray(rows)[:, None, tasks:]
+    else:  # a task that is to come took no expert
+        for history in gates:
+            history[:, : now.phase, tasks:] = 0
     return replace(
         now,
         state=state,

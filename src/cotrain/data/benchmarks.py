@@ -24,7 +24,10 @@ Load = Callable[[str], Dataset]
 
 
 class Benchmark(Protocol):
-    """Options that make a stream."""
+    """Options that make a stream.
+
+    Where more `tasks` leave the first ones as they are, it may say so with `grows = True`: then runs go on with more.
+    """
 
     @property
     def spec(self) -> Spec | None: ...
@@ -47,6 +50,7 @@ class Images(ABC):
     stream_seed: int | None = None
     """what makes the tasks; by default the run's seed, which is the same for every method"""
     dataset: ClassVar[str] = "mnist"
+    grows: ClassVar[bool] = True  # the first tasks are the same, however many follow
 
     def __post_init__(self):
         check_positive("tasks", self.tasks)
@@ -110,6 +114,7 @@ class SplitMnist(Images):
     """number of tasks, each with as many of the classes"""
     all_classes: bool = False
     """labels tell all classes apart, and not those of a task alone: with one head, learning by classes"""
+    grows: ClassVar[bool] = False
 
     @property
     def spec(self) -> Spec:

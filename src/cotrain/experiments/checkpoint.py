@@ -45,6 +45,7 @@ class Smaller:
 
     def __init__(self, method: Method, stream: Stream, seeds: Sequence[int]):
         self.method, self.stream, self.seeds = method, stream, seeds
+        self.found = False  # whether it is such a run that goes on
 
     def like(self, tasks: int) -> Snapshot:
         """Its snapshot with nothing in it."""
@@ -60,6 +61,7 @@ class Smaller:
             raise Invalid(
                 "tasks", tasks, "with evaluate_all, all tasks are tested from the start; there can be no more"
             )
+        self.found = True
         return grown_snapshot(self.method, keys_of(self.seeds), snapshot, empty)
 
 
@@ -142,6 +144,9 @@ class Checkpoints:
                 self.report(f"{error}; trying the one before")
                 continue
             self.last = path
+            if smaller is not None and smaller.found:
+                self.last = None
+                self.save(snapshot)  # in the place of those of fewer tasks
             return snapshot
         if paths:
             self.report(f"{self.directory} has no checkpoint that is whole: starting from the beginning")

@@ -48,9 +48,23 @@ class Kept:
                 place = str(self.checkpoints.directory)
                 raise Invalid("out", place, "it holds an unfinished run: go on with --resume, or choose another")
             self.checkpoints.remove()
-        snapshot = self.checkpoints.latest(empty, Smaller(method, stream, self.seeds))
+        smaller = Smaller(method, stream, self.seeds) if self._may_grow() else None
+        snapshot = self.checkpoints.latest(empty, smaller)
         self.complete = snapshot is not None and snapshot.phase == empty.accuracy.shape[1]
+        if not self.keep.resume or (smaller is not None and smaller.found):
+            self._remove_results()  # of another run, or of fewer tasks
         return snapshot
+
+    def _may_grow(self) -> bool:
+        """Whether the tasks stay the same where there are more of them."""
+        return self.config is None or getattr(self.config.benchmark.options, "grows", False)
+
+    def _remove_results(self) -> None:
+        for seed in self.seeds:
+            for name in ("result.json", NAME):
+                path = self.keep.place(self.config, seed) / name
+                if path.is_file():
+                    path.unlink()
 
     def logs(self, start: Snapshot | None) -> list[Callback]:
         """What writes the logs, which go on where the run does."""

@@ -30,7 +30,7 @@ class Display:
         self.costs = dict(runs) if isinstance(runs, Mapping) else dict.fromkeys(runs, 1.0)
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         bars = _is_watched(self.console) if bars is None else bars
-        name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+        name, note = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
         self.bars = Progress(name, BarColumn(), note, console=self.console) if bars else None
         self.ends = ends or bars
         self.running: dict[str, Done] = {}

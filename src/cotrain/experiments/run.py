@@ -1,6 +1,5 @@
 """Runs methods on streams over seeds, in this process or on all cores."""
 
-import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -51,8 +50,8 @@ def run(
 
     `seeds` is their number or a list of them; `stream` may be a function of the seed. With `at_once` all seeds run in
     one program, which is the default on accelerators; on a CPU one after another is faster. `progress` shows a bar, by
-    default in a terminal. `on_result` is called with each result as it comes. All of it happens in this process, since
-    methods and streams can be anything; `run_config` uses all cores.
+    default in a terminal or a notebook. `on_result` is called with each result as it comes. All of it happens in this
+    process, since methods and streams can be anything; `run_config` uses all cores.
 
     `callbacks` are told after each chunk and each task, and may ask to stop (see `cotrain.Callback`); of a run that was
     stopped so, the results have NaN for what was not tested.
@@ -69,7 +68,7 @@ def run(
     options = {"batch": batch, "epochs": epochs, "evaluate_all": evaluate_all, "chunk": chunk}
     results = Results()
     groups = _groups(seeds, at_once)
-    with Display(map(_name, groups), sys.stderr.isatty() if progress is None else progress) as display:
+    with Display(map(_name, groups), progress) as display:
         for group in groups:
             name = _name(group)
             show = partial(display.show, name)
@@ -108,7 +107,7 @@ def run_config(
         config = continued(config, (keep.place(config, seed) for seed in wanted))
     jobs = {Job(config, seed): _name([seed]) for seed in wanted}
     note = cache(partial(_note_config, config, out))  # when a run has begun: one that is refused is another's
-    with Display(jobs.values(), sys.stderr.isatty() if progress is None else progress) as display:
+    with Display(jobs.values(), progress) as display:
 
         def show(job: Job, done: Done) -> None:
             note()

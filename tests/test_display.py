@@ -254,6 +254,14 @@ def test_what_is_too_much_to_draw_is_not_drawn():
     assert len(one._repr_html_()) < 2000
 
 
+def test_a_learner_that_diverged_says_so():
+    learner = cotrain.Learner(make(("finetune", "shared_bottom"), lr=1e30).method)
+    with pytest.raises(cotrain.Diverged):
+        learner.observe(*STREAM[0].train.take(np.arange(40)), 0)
+    assert "<th style=\"text-align:left\">what was learned</th>" in learner._repr_html_()
+    assert "nothing; it diverged" in learner._repr_html_()
+
+
 def test_printed_they_are_plain_text():
     both = Results([result(TWO_TASKS), result([[0.7, NAN], [0.65, 0.95]], 1)])
     assert str(both) == "acc 0.650 ± 0.212, bwt -0.150 ± 0.141, learning_accuracy 0.725 ± 0.141 (2 seeds)"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from cotrain.errors import Invalid
 from cotrain.experiments.result import METRICS, Result, Results
 from cotrain.networks.routing_network import parameter_count
 
@@ -34,10 +35,14 @@ def learner_html(learner: "Learner") -> str:
         "seed": learner.seed,
         "parameters": f"{parameter_count(learner.network):,}",
     }
+    try:
+        routes = learner.routes
+    except Invalid as error:  # it diverged
+        return _page("Learner", {**rows, "what was learned": f"{error.value}; {error.valid}"}, [])
     routed = [i for i, layer in enumerate(learner.network.layers) if layer.experts > 1]
     maps = [
         _heat_map(np.where(gates > 0, gates, np.nan), f"routes of layer {layer}: experts of each task", "task, expert")
-        for layer, gates in zip(routed, learner.routes, strict=False)  # none, of a router that reads its input
+        for layer, gates in zip(routed, routes, strict=False)  # none, of a router that reads its input
     ]
     return _page("Learner", rows, maps)
 

@@ -258,7 +258,7 @@ def test_a_learner_that_diverged_says_so():
     learner = cotrain.Learner(make(("finetune", "shared_bottom"), lr=1e30).method)
     with pytest.raises(cotrain.Diverged):
         learner.observe(*STREAM[0].train.take(np.arange(40)), 0)
-    assert "<th style=\"text-align:left\">what was learned</th>" in learner._repr_html_()
+    assert '<th style="text-align:left">what was learned</th>' in learner._repr_html_()
     assert "nothing; it diverged" in learner._repr_html_()
 
 

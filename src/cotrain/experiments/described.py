@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import equinox as eqx
 import jax
@@ -46,7 +46,7 @@ def describe(thing: Any) -> Any:
         return {"network": {name: describe(part) for name, part in parts}}
     if isinstance(thing, np.ndarray | np.generic | jax.Array):
         return _described_array(thing)
-    if isinstance(thing, functools.partial):
+    if type(thing) is functools.partial:
         return {"partial": describe(thing.func), "of": describe(thing.args), "with": describe(thing.keywords)}
     if type(thing) is tuple:
         return [describe(part) for part in thing]
@@ -82,12 +82,13 @@ def known(own: Iterable[Any]) -> dict[str, Any]:
         raise Invalid("own", own, "give a list of modules, classes and functions")
     found = {}
     for given in own:
-        for one in vars(given).values() if isinstance(given, ModuleType) else [given]:
-            name = _own_name(one)
-            if name is not None and (one is given or name.startswith(f"{given.__name__}:")):
-                found[name] = one
-            elif one is given:
-                raise Invalid("own", one, "give modules, classes and functions")
+        if isinstance(given, ModuleType):
+            defined = {f"{given.__name__}:{name}": one for name, one in vars(given).items()}
+            found |= {name: one for name, one in defined.items() if _own_name(one) == name}
+        elif (name := _own_name(given)) is not None:
+            found[name] = given
+        else:
+            raise Invalid("own", given, "give modules, classes and functions")
     return found
 
 
@@ -115,7 +116,10 @@ def _rebuilt(words: Any, own: Mapping[str, Any]) -> Any:
             return ARRAYS[name](_array(words[name], shape, values))
         case {"partial": function, "of": list(given), "with": {"table": dict(named)}}:
             made = {name: _rebuilt(part, own) for name, part in named.items()}
-            return functools.partial(_rebuilt(function, own), *_rebuilt(given, own), **made)
+            call = _rebuilt(function, own)
+            if str(getattr(call, "__module__", None)).startswith("cotrain."):
+                raise ValueError("no function of this package is called with what a file says")
+            return functools.partial(call, *_rebuilt(given, own), **made)
         case {"table": dict(parts)}:
             return {name: _rebuilt(part, own) for name, part in parts.items()}
         case {"is": str(name), "with": dict(parts)}:
@@ -127,6 +131,9 @@ def _rebuilt(words: Any, own: Mapping[str, Any]) -> Any:
 
 def _network(spec: Any, aggregation: Any, one_head: Any, **parts: Any) -> Network:
     shape, classes, tasks, widths = spec
+    if not (isinstance(shape, tuple) and isinstance(widths, tuple)):
+        raise ValueError(f"no network has shape {shape!r:.40} and widths {widths!r:.40}")
+    _check_static((parts["makes"], parts["activation"]))
     for size in (*shape, classes, tasks, *widths):
         check_positive("spec", size)
     if len(widths) not in (0, tasks) or max(widths, default=0) > classes or not isinstance(one_head, bool):
@@ -153,14 +160,45 @@ def _record(kind: Any, values: dict[str, Any]) -> Any:
     names = _fields(kind) if isinstance(kind, type) else None
     if names is None or set(names) != values.keys() or kind is Network:
         raise ValueError(f"{kind!r:.80} has other fields than {list(values)!r:.80}")
-    if kind is Rates and any(map(np.ndim, values.values())):
-        raise ValueError("a learning rate is a number")
+    annotated = Rates.__annotations__ if kind is Rates else {}
+    if issubclass(kind, eqx.Module):
+        annotated = {field.name: field.type for field in dataclasses.fields(kind)}
+        for field in dataclasses.fields(kind):
+            if field.metadata.get("static"):
+                _check_static(values[field.name])
+    if wrong := [name for name, wanted in annotated.items() if not _is_of(values[name], wanted)]:
+        raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r:.40}")
     if not issubclass(kind, eqx.Module):
         return kind(**values)
     made = object.__new__(kind)  # a module may make its fields of other arguments
     for name, value in values.items():
         object.__setattr__(made, name, value)
     return made
+
+
+def _is_of(value: Any, wanted: Any) -> bool:
+    """Whether a field's value is of its type, as far as the simple ones are concerned."""
+    if wanted in (bool, int, str):
+        return type(value) is wanted
+    if wanted is Rates:
+        return isinstance(value, Rates)
+    choices = get_args(wanted) or (wanted,)
+    if any(getattr(choice, "dim_str", None) == "" for choice in choices):  # jaxtyping's word for a single number
+        array = isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim == 0
+        return array or is_number(value) or (value is None and type(None) in choices)
+    return True
+
+
+def _check_static(value: Any) -> None:
+    """Refuses arrays in what JAX knows a program by: comparing those fails, for all programs like it ever after."""
+    if isinstance(value, np.ndarray | jax.Array):
+        raise ValueError("it has an array where there can be none")
+    if isinstance(value, tuple | dict):
+        parts = value.values() if isinstance(value, dict) else value
+    else:
+        parts = (getattr(value, name) for name in _fields(type(value)) or ())
+    for part in parts:
+        _check_static(part)
 
 
 def _fields(kind: type) -> list[str] | None:
@@ -199,16 +237,30 @@ def _named(name: str, own: Mapping[str, Any]) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     if module in LIBRARIES and not attribute.startswith("_") and attribute in dir(LIBRARIES[module]):
         found = getattr(LIBRARIES[module], attribute)
-        if callable(found) and not inspect.isclass(found):
+        if callable(found) and not inspect.isclass(found) and (module != "optax" or _is_optimizer(found)):
             return found
     if f"{module}.".startswith(tuple(f"{part}." for part in PARTS)) and module.replace(".", "").isidentifier():
         with suppress(ImportError):  # as of a newer version's
             found = getattr(import_module(module), attribute, None)  # of this package alone
-            if callable(found) and getattr(found, "__module__", None) == module:
+            if callable(found) and getattr(found, "__module__", None) == module and not _is_options(found):
                 return found
     raise Invalid(
         "own", f"{name:.80}", "it is not of this package; if you trust it, hand it in: load_learner(path, own=[…])"
     )
+
+
+def _is_optimizer(function: Callable[..., Any]) -> bool:
+    """Whether it makes an optimizer of a learning rate: other functions of Optax compute with what they are given."""
+    with suppress(ValueError):  # of some there is no telling
+        return next(iter(inspect.signature(function).parameters), None) == "learning_rate"
+    return False
+
+
+def _is_options(thing: Any) -> bool:
+    """Whether it is made to call what it is given: options of the command line, of which no method is made."""
+    if not (isinstance(thing, type) and dataclasses.is_dataclass(thing)):
+        return False
+    return thing.__module__ != "cotrain.networks.experts" and not issubclass(thing, eqx.Module)
 
 
 def _nameless(thing: Any) -> Invalid:

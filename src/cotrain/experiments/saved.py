@@ -120,6 +120,8 @@ def load_learner(path: Path | str, own: Iterable[Any] = ()) -> Learner:
     must be handed in, or the modules that define them: `load_learner(path, own=[my_module])`. What is handed in may be
     called, with whatever the file says.
     """
+    if own is None:  # which stands for trust in all that there is, as in a pickle
+        raise Invalid("own", own, "give a list of modules, classes and functions")
     path = _file(Path(path))
     return decode(read_bytes(path, LIMIT), path, own)
 

@@ -25,6 +25,8 @@ DTYPES = {
     **{f"I{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
     **{f"U{8 * size}": np.dtype(f"u{size}") for size in (1, 2, 4, 8)},
     **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
+    "BF16": np.dtype(jax.numpy.bfloat16),
+    "C64": np.dtype("c8"),
 }
 
 
@@ -32,6 +34,9 @@ def seal(arrays: dict[str, Any], version: int, notes: dict[str, Any]) -> bytes:
     """The file's bytes; the notes get the versions of the format, of the numbers and of the software around them."""
     notes = {"format": version, "numerics": NUMERICS, **notes, "software": provenance.software()}
     plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    for name, array in plain.items():
+        if array.dtype not in map(np.dtype, DTYPES.values()):
+            raise Invalid(name, array.dtype.name, "numbers of this type cannot be kept in a file")
     data = save(plain, {"cotrain": "0" * 64 + json.dumps(notes, allow_nan=False)})
     assert data[8 : DIGEST.start] == HEADER
     return b"".join((data[: DIGEST.start], hashlib.sha256(data).hexdigest().encode(), data[DIGEST.stop :]))
@@ -88,7 +93,7 @@ def filled(prefix: str, like: Any, arrays: dict[str, np.ndarray]) -> Any:
     def leaf(path: Any, shape: Any) -> Any:
         array = arrays[f"{prefix}{jax.tree_util.keystr(path)}"]
         return (
-            jax.random.wrap_key_data(jax.numpy.asarray(array))
+            jax.random.wrap_key_data(jax.numpy.asarray(array), impl=_implementation(shape))
             if jax.numpy.issubdtype(shape.dtype, jax.dtypes.prng_key)
             else array
         )
@@ -96,17 +101,28 @@ def filled(prefix: str, like: Any, arrays: dict[str, np.ndarray]) -> Any:
     return jax.tree_util.tree_map_with_path(leaf, like)
 
 
+def _implementation(keys: jax.ShapeDtypeStruct) -> Any:
+    """The generator that random keys are for."""
+    found: list[Any] = []
+    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
+    return found[0]
+
+
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """What is of another type or shape than is wanted; None if all is as it should be."""
     for name in sorted(wanted.keys() | found.keys()):
         there, fits = (_form(known.get(name)) for known in (found, wanted))
         if there != fits:
-            return f"{name} is {there}, and {fits} is wanted"
+            shown = name if name.isprintable() else ascii(name)  # which somebody else may have chosen
+            return f"{shown:.200} is {there}, and {fits} is wanted"
     return None
 
 
 def _array(entry: dict[str, Any]) -> np.ndarray:
-    return np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    array = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    if array.dtype == bool and array.view(np.uint8).max(initial=0) > 1:
+        raise ValueError("a value is neither true nor false")
+    return array
 
 
 def _form(array: Any) -> str:

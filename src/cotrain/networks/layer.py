@@ -76,7 +76,7 @@ def layer_of(make: Expert, shape: tuple[int, ...], experts: int, k: int) -> tupl
     module = eqx.filter_eval_shape(make, shape, jax.random.key(0))
     if not any(map(_learns, jax.tree.leaves(module))):
         raise Invalid("expert", make, "it has nothing to learn; give it at least one array of floats")
-    output = eqx.filter_eval_shape(lambda module, x: module(x), module, jnp.zeros(shape))
+    output = eqx.filter_eval_shape(lambda module: module(jnp.zeros(shape)), module)  # which takes no memory
     fixed = jax.tree.map(lambda leaf: None if _learns(leaf) else leaf, module)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(fixed)):  # arrays that do not learn
         fixed = eqx.filter(make(shape, jax.random.key(0)), eqx.is_inexact_array, inverse=True)

@@ -91,7 +91,7 @@ def test_what_only_learning_uses_is_looked_at_too(place):
 
 def test_to_hand_in_none_is_not_to_trust_all(tmp_path):
     (tmp_path / "learner").write_bytes(saying(PLAIN, OPTIMIZER, {"name": "this:x"}))
-    with pytest.raises(Invalid, match="^own: None is not valid; give a list of modules, classes and functions$"):
+    with pytest.raises(Invalid, match=r"^own: None is not valid; give a list of modules, classes and functions$"):
         load_learner(tmp_path / "learner", own=None)
     assert "this" not in sys.modules
 

@@ -67,7 +67,7 @@ def learn(
 ) -> Generator[Snapshot, None, None]:
     """Learns each stream with its seed, all at once; yields a snapshot after each chunk and each evaluation.
 
-    A chunk has `chunk` minibatches (by default `CHUNK`), or as many as 64 MB hold. The numbers depend neither on that
+    A chunk has `chunk` minibatches (by default `CHUNK`), or as many as 32 MB hold. The numbers depend neither on that
     nor on where the run was taken up again (`start`).
     """
     chunk = CHUNK if chunk is None else chunk
@@ -171,7 +171,7 @@ def _chunk_size(network: Network, stream: Stream, chunk: int, batch: int, epochs
     """How many minibatches are laid out at a time."""
     steps = steps_of(stream, batch, epochs)
     longest = chunk if None in steps else max(step or 0 for step in steps)
-    return min(chunk, longest, max(fitting(network) // batch, 1))
+    return min(chunk, longest, max(fitting(network) // 2 // batch, 1))  # for two are in memory
 
 
 def blank(method: Method, stream: Stream, seeds: int) -> Snapshot:

@@ -82,20 +82,32 @@ def forward(state, x, task, route):
     return head["weight"] @ signal + head["bias"], trace, signal
 
 
-def gradient(state, examples, routes):
-    """The mean cross-entropy, and its gradient in the experts, the heads and the gates of each task's route."""
+def cross_entropy(logits, example, count):
+    """An example's share of the mean over so many, and its gradient in the logits."""
+    probabilities = softmax(logits)
+    slope = probabilities / count
+    slope[example.y] -= 1 / count
+    return -math.log(probabilities[example.y]) / count, slope
+
+
+def gradient(state, examples, routes, losses=None):
+    """The loss, and its gradient in the experts, the heads and the gates of each task's route.
+
+    The loss is the mean cross-entropy; or the sum of `losses`, functions of logits and example, one for each of those.
+    """
     loss = 0.0
     expert_slopes = [[{name: np.zeros_like(a) for name, a in e.items()} for e in layer] for layer in state["experts"]]
     head_slopes = [{name: np.zeros_like(a) for name, a in head.items()} for head in state["heads"]]
     gate_slopes = {task: [dict.fromkeys(gates, 0.0) for gates in route] for task, route in routes.items()}
-    for example in examples:
+    for place, example in enumerate(examples):
         task, route = example.task, routes[example.task]
         logits, trace, signal = forward(state, example.x, task, route)
-        probabilities = softmax(logits)
-        loss -= math.log(probabilities[example.y]) / len(examples)
+        if losses is None:
+            value, slope = cross_entropy(logits, example, len(examples))
+        else:
+            value, slope = losses[place](logits, example)
+        loss += value
 
-        slope = probabilities / len(examples)
-        slope[example.y] -= 1 / len(examples)
         head_slopes[task]["weight"] += np.outer(slope, signal)
         head_slopes[task]["bias"] += slope
         slope = state["heads"][task]["weight"].T @ slope
@@ -112,6 +124,49 @@ def gradient(state, examples, routes):
     return loss, expert_slopes, head_slopes, gate_slopes
 
 
+def parameters(state):
+    """All that is learned, as a list of arrays, which are those of the state: experts, heads, routers."""
+    modules = [e for layer in state["experts"] for e in layer] + state["heads"]
+    return [module[name] for module in modules for name in ("weight", "bias")] + [
+        logits for logits in state["router"] if logits is not None
+    ]
+
+
+def rates_of(state, lr, router_lr):
+    """The learning rate of each of the parameters."""
+    routers = sum(logits is not None for logits in state["router"])
+    return [lr] * (len(parameters(state)) - routers) + [router_lr] * routers
+
+
+def whole_gradient(state, examples, routes, losses=None):
+    """The loss, and its gradient in each of the parameters."""
+    loss, expert_slopes, head_slopes, gate_slopes = gradient(state, examples, routes, losses)
+    modules = [e for layer in expert_slopes for e in layer] + head_slopes
+    slopes = [module[name] for module in modules for name in ("weight", "bias")]
+    for layer, logits in enumerate(state["router"]):
+        if logits is None:
+            continue
+        slopes.append(np.zeros_like(logits))
+        for task, route in routes.items():
+            gates, found = route[layer], gate_slopes[task][layer]
+            mean = sum(gates[e] * found[e] for e in gates)
+            for e in gates:  # through the softmax of the chosen logits
+                slopes[-1][task, e] += gates[e] * (found[e] - mean)
+    return loss, slopes
+
+
+def sampled(state, batch, draws, settings):
+    """The route of each task in a batch: R̂ ← sample(R)."""
+    return {task: route_of(state, task, settings, draws, row) for task, row in draw_of_each_task(batch).items()}
+
+
+def step(state, slopes, lr, router_lr):
+    """A step of all parameters down a gradient."""
+    rates = rates_of(state, lr, router_lr)
+    for parameter, slope, rate in zip(parameters(state), slopes, rates, strict=True):
+        parameter -= rate * slope
+
+
 def move(module, slopes, lr):
     for name in module:
         module[name] -= lr * slopes[name]
@@ -122,24 +177,8 @@ def learn(state, batch, draws, settings, lr, router_lr):
     examples = examples_of(batch)
     if not examples:
         return None
-    routes = {
-        task: route_of(state, task, settings, draws, row)  # R̂ ← sample(R)
-        for task, row in draw_of_each_task(batch).items()
-    }
-    loss, expert_slopes, head_slopes, gate_slopes = gradient(state, examples, routes)
-    for layer, experts in enumerate(state["experts"]):
-        for e, expert in enumerate(experts):
-            move(expert, expert_slopes[layer][e], lr)
-    for task, head in enumerate(state["heads"]):
-        move(head, head_slopes[task], lr)
-    for task, route in routes.items():
-        for layer, gates in enumerate(route):
-            if state["router"][layer] is None:
-                continue
-            slopes = gate_slopes[task][layer]
-            mean = sum(gates[e] * slopes[e] for e in gates)
-            for e in gates:  # through the softmax of the chosen logits
-                state["router"][layer][task, e] -= router_lr * gates[e] * (slopes[e] - mean)
+    loss, slopes = whole_gradient(state, examples, sampled(state, batch, draws, settings))
+    step(state, slopes, lr, router_lr)
     return loss
 
 

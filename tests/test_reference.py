@@ -2,15 +2,26 @@
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from agreement import (
+    BATCH,
+    NOISE,
+    SPEC,
+    TOLERANCE,
+    agree,
+    deviation,
+    double_precision,
+    reference_batch,
+    reference_noise,
+    reference_state,
+)
 
 from cotrain.data.batch import Batch
-from cotrain.data.stream import Spec, Stream
+from cotrain.data.stream import Stream
 from cotrain.engine import learn
 from cotrain.memory import below, reservoir
 from cotrain.methods.cotraining import cotraining
@@ -22,13 +33,12 @@ from cotrain.networks.routers.sampling import gaussian
 from cotrain.networks.routers.task_matrix import task_matrix
 from cotrain.networks.routing_network import routing_network
 from cotrain.networks.shared_bottom import shared_bottom
-from cotrain.speed.randomness import normal
 
-TOLERANCE = 1e-9
-SPEC = Spec(shape=(3, 4), classes=3, tasks=3)
-STEPS, BATCH, MEMORY_BATCH = 50, 5, 4
+MEMORY_BATCH = 4
 RATES = {"lr": 0.3, "router_lr": 1.5, "memory_lr": 0.2, "cotraining_lr": 0.15}
-NOISE = 0.5
+
+
+_double_precision = double_precision
 
 
 class Case(NamedTuple):
@@ -40,14 +50,6 @@ class Case(NamedTuple):
     capacity: int = 20
     cotrain_heads: bool = False
     joint: bool = False  # examples of all tasks in each batch
-
-
-@pytest.fixture(autouse=True)
-def _double_precision():
-    jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than running here
-    with jax.enable_x64(True):
-        yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def make(case: Case) -> tuple[Any, Any, dict]:
@@ -81,118 +83,17 @@ def make(case: Case) -> tuple[Any, Any, dict]:
     raise AssertionError(case.method)
 
 
-def reference_state(state: Any) -> dict:
-    """A copy of the engine's first state, as the reference wants it."""
-
-    def modules(stack: Any) -> list[dict]:
-        weights, biases = np.array(outputs_by_inputs(stack)), np.array(stack.bias)
-        assert weights.dtype == biases.dtype == np.float64
-        return [{"weight": weight, "bias": bias} for weight, bias in zip(weights, biases, strict=True)]
-
-    parameters = state.learner.parameters
-    return {
-        "experts": [modules(stack) for stack in parameters.experts],
-        "heads": modules(parameters.heads),
-        "router": [None if router is None else np.array(router.logits) for router in parameters.router],
-        "memory": reference.empty_memory(),
-        "used": [np.array(used) for used in getattr(state, "used", ())],
-    }
-
-
-def outputs_by_inputs(stack: Any) -> Any:
-    """The weights of a stack, each [outputs, inputs] whichever way it holds them."""
-    return stack.weight.swapaxes(1, 2) if stack.alone else stack.weight
-
-
-def reference_noise(noise: Any) -> Any:
-    """The engine's random numbers, as the reference wants them."""
-    if hasattr(noise, "_asdict"):
-        memory = [np.asarray(bits) for bits in noise.memory]
-        return {
-            "current": reference_noise(noise.current),
-            "replayed": reference_noise(noise.replayed),
-            "memory": memory,
-        }
-    return [None if bits is None else np.asarray(normal(bits)) for bits in noise]
-
-
-def reference_batch(batch: Batch) -> dict:
-    return {name: np.asarray(value) for name, value in batch._asdict().items()}
-
-
-def deviation(state: Any, expected: dict) -> float:
-    """The largest difference between two states in any float; whole numbers and masks must be the same."""
-    state = jax.tree.map(np.asarray, state)
-    parameters = state.learner.parameters
-    pairs = []
-    stacks = [*parameters.experts, parameters.heads]
-    for stack, modules in zip(stacks, [*expected["experts"], expected["heads"]], strict=True):
-        pairs.append((outputs_by_inputs(stack), [module["weight"] for module in modules]))
-        pairs.append((stack.bias, [module["bias"] for module in modules]))
-    for router, logits in zip(parameters.router, expected["router"], strict=True):
-        assert (router is None) == (logits is None)
-        if router is not None:
-            pairs.append((router.logits, logits))
-
-    for used, mask in zip(getattr(state, "used", ()), expected["used"], strict=True):
-        np.testing.assert_array_equal(used, mask)
-
-    if (memory := getattr(getattr(state, "inner", state), "memory", None)) is not None:
-        kept, following = expected["memory"]["kept"], expected["memory"]["next"]
-        assert memory.seen == expected["memory"]["seen"]
-        assert len(kept) == min(memory.seen, len(memory.y))
-        np.testing.assert_array_equal(memory.y[: len(kept)], [example.y for example in kept])
-        np.testing.assert_array_equal(memory.task[: len(kept)], [example.task for example in kept])
-        pairs.append((memory.x[: len(kept)], [example.x for example in kept]))
-        for name in ("y", "task", "weight"):
-            np.testing.assert_array_equal(getattr(memory.next, name), following[name])
-        pairs.append((memory.next.x, following["x"]))
-
-    largest = 0.0
-    for found, wanted in pairs:
-        found, wanted = np.asarray(found), np.asarray(wanted)
-        assert found.dtype == np.float64
-        assert found.shape == wanted.shape
-        assert np.isfinite(found).all()
-        assert np.isfinite(wanted).all()
-        largest = max(largest, np.abs(found - wanted).max())
-    return largest
-
-
-def minibatches(joint: bool) -> list[Batch]:
-    """The tasks one after another or, if joint, mixed; in every seventh batch one to three examples are padding."""
-    generator = np.random.default_rng(1)
-    batches = []
-    for step in range(STEPS):
-        weight = np.ones(BATCH)
-        if step % 7 == 3:
-            weight[generator.choice(BATCH, 1 + step % 3, replace=False)] = 0
-        tasks = generator.integers(SPEC.tasks, size=BATCH)
-        batches.append(
-            Batch(
-                x=jnp.asarray(generator.normal(size=(BATCH, *SPEC.shape))),
-                y=jnp.asarray(generator.integers(SPEC.classes, size=BATCH), jnp.int32),
-                task=jnp.asarray(tasks if joint else step * SPEC.tasks // STEPS, jnp.int32),
-                weight=jnp.asarray(weight),
-            )
-        )
-    return batches
-
-
 def compare(case: Case, seed: int = 2) -> list[list[int]]:
     """Runs both and compares them after every step; returns each step's numbers of unused experts per layer."""
     method, reference_update, settings = make(case)
-    state = method.init(jax.random.key(seed))
-    expected = reference_state(state)
-    update = eqx.filter_jit(method.update)
-    unused = []
-    for step, batch in enumerate(minibatches(case.joint)):
-        noise = method.draw(jax.random.fold_in(jax.random.key(3), step), batch)
-        state, info = update(state, batch, noise)
-        loss = reference_update(expected, reference_batch(batch), reference_noise(noise), settings)
-        assert abs(float(info.loss) - loss) < TOLERANCE, step
-        assert deviation(state, expected) < TOLERANCE, step
+    unused: list[list[int]] = []
+
+    def update(expected: dict, *arguments: Any) -> float:
+        loss = reference_update(expected, *arguments)
         unused.append([len(free) for free in reference.unused_experts(expected)])
+        return loss
+
+    agree(method, update, settings, joint=case.joint, seed=seed)
     return unused
 
 

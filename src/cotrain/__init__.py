@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from cotrain.methods.descent import Optimizer as Optimizer
     from cotrain.methods.descent import Part as Part
     from cotrain.methods.descent import Rates as Rates
+    from cotrain.methods.descent import Slope as Slope
     from cotrain.methods.descent import begin as begin
     from cotrain.methods.descent import cross_entropy as cross_entropy
     from cotrain.methods.descent import descend as descend
+    from cotrain.methods.descent import move as move
     from cotrain.methods.descent import rates_of as rates_of
     from cotrain.methods.descent import slope as slope
     from cotrain.methods.finetune import DescentOptions as DescentOptions
@@ -94,9 +96,11 @@ _MODULES = {
         "Optimizer",
         "Part",
         "Rates",
+        "Slope",
         "begin",
         "cross_entropy",
         "descend",
+        "move",
         "slope",
         "rates_of",
     ],

@@ -3,7 +3,7 @@
 What methods change about it are arguments: the loss, and what becomes of its gradient.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cotrain.data.batch import Batch
 from cotrain.errors import check_rate
-from cotrain.networks.network import Network
+from cotrain.networks.network import Network, Ran
 from cotrain.networks.parameters import Entries, Parameters, narrow, widen
 from cotrain.networks.path import Path, part_of
 from cotrain.speed.loops import after, each
@@ -48,6 +48,25 @@ class Part(NamedTuple):
             raise ValueError("examples of several tasks have the same entry several times; take a whole path")
         stacks = zip(self.parameters.stacks, other.stacks, self.entries, strict=True)
         return Parameters.of([None if mine is None else narrow(theirs, known.at) for mine, theirs, known in stacks])
+
+    def add(self, other: Parameters, amounts: Parameters) -> Parameters:
+        """Something else that has a number for each parameter, with these amounts added to the same part of it."""
+        stacks = zip(other.stacks, amounts.stacks, self.entries, strict=True)
+        return Parameters.of(
+            [
+                theirs if more is None else widen(theirs, known.at, known.active, more, add=True)
+                for theirs, more, known in stacks
+            ]
+        )
+
+
+class Slope(NamedTuple):
+    """A loss, and how it changes with the part of the network that moves."""
+
+    value: Float[Array, ""]
+    gradient: Parameters
+    part: Part
+    logits: Float[Array, "B classes"]
 
 
 Loss = Callable[[Float[Array, "B classes"], Batch, Part], Float[Array, ""]]
@@ -84,50 +103,62 @@ def descend(
     `loss` is of the network's logits and the batch; `change` makes another gradient of its gradient. Both see the part
     that moves. What is not on the path keeps its parameters and its moments to the bit, whatever the optimizer.
     """
-    layers = len(network.layers)
-    learns = network.router is not None and network.router.learns
-    sizes = [rates.experts] * layers + [rates.heads] + [rates.router if learns else None] * layers
-    still = [size is None or entries.still for size, entries in zip(sizes, path.entries, strict=True)]
-    value, gradient, part = _slope(network, learner.parameters, batch, path, loss, still)
-    gradient = gradient if change is None else change(gradient, part)
-    return _step(optimizer, learner, gradient.stacks, part.entries, sizes), value
+    there = slope(network, learner.parameters, batch, path, loss, rates)
+    gradient = there.gradient if change is None else change(there.gradient, there.part)
+    return move(network, optimizer, learner, gradient, there.part, rates), there.value
 
 
 def slope(
-    network: Network, parameters: Parameters, batch: Batch, path: Path, loss: Loss = cross_entropy
-) -> tuple[Float[Array, ""], Parameters]:
-    """The batch's loss, and its gradient in the part of the network on the path."""
-    return _slope(network, parameters, batch, path, loss, [False] * len(path.entries))[:2]
+    network: Network,
+    parameters: Parameters,
+    batch: Batch,
+    path: Path,
+    loss: Loss = cross_entropy,
+    rates: Rates | None = None,
+) -> Slope:
+    """The batch's loss, and its gradient in the part of the network on the path; in what moves, where rates are given.
 
-
-def _slope(
-    network: Network, parameters: Parameters, batch: Batch, path: Path, loss: Loss, still: list[bool]
-) -> tuple[Float[Array, ""], Parameters, Part]:
-    """The loss, its gradient in what is not still, and that part, with the entries that may learn."""
+    It is the first half of `descend`, and `move` the second.
+    """
     stacks, entries = part_of(parameters, path).stacks, tuple(path.entries)
-    moving = [None if stays else stack for stays, stack in zip(still, stacks, strict=True)]
+    sizes = [True] * len(stacks) if rates is None else _sizes(network, rates)
+    moving = [
+        None if size is None or (rates is not None and known.still) else stack
+        for size, known, stack in zip(sizes, entries, stacks, strict=True)
+    ]
 
-    def total(moving: list[Any]) -> tuple[Float[Array, ""], tuple[Float[Array, "B E"] | None, ...]]:
+    def total(moving: list[Any]) -> tuple[Float[Array, ""], Ran]:
         whole = Parameters.of([stack if moved is None else moved for moved, stack in zip(moving, stacks, strict=True)])
         ran = network.run(whole, path, batch.x, batch.weight)
         value = loss(ran.logits, batch, Part(Parameters.of(moving), entries))
-        return value if ran.penalty is None else value + ran.penalty, ran.gates
+        return value if ran.penalty is None else value + ran.penalty, ran
 
-    (value, gates), gradient = jax.value_and_grad(total, has_aux=True)(moving)
-    for i, taken in enumerate(gates):
+    (value, ran), gradient = jax.value_and_grad(total, has_aux=True)(moving)
+    for i, taken in enumerate(ran.gates):
         if taken is not None:  # only now it shows which experts the examples took
             active = ((taken > 0) & (batch.weight > 0)[:, None]).any(axis=0)
             entries = (*entries[:i], entries[i]._replace(active=active), *entries[i + 1 :])
-    return value, Parameters.of(gradient), Part(Parameters.of(moving), entries)
+    return Slope(value, Parameters.of(gradient), Part(Parameters.of(moving), entries), ran.logits)
 
 
-def _step(
-    optimizer: Optimizer, learner: Learned, gradients: list[Any], entries: Sequence[Entries], sizes: list[Any]
+def _sizes(network: Network, rates: Rates) -> list[Float[Array, ""] | None]:
+    """For each stack, its learning rate; None where it stays as it is."""
+    layers = len(network.layers)
+    learns = network.router is not None and network.router.learns
+    return [rates.experts] * layers + [rates.heads] + [rates.router if learns else None] * layers
+
+
+def move(
+    network: Network, optimizer: Optimizer, learner: Learned, gradient: Parameters, part: Part, rates: Rates
 ) -> Learned:
-    """What has a gradient moves, the layers in the order in which their weights are no longer needed."""
+    """A step of the optimizer down a gradient in a part of the network.
+
+    The layers move in the order in which their weights are no longer needed.
+    """
+    gradients, sizes = gradient.stacks, _sizes(network, rates)
     stacks, moments = learner.parameters.stacks, learner.moments.stacks
     layers = len(stacks) // 2
-    for i, (index, active, repeat, _) in enumerate(entries):
+    for i, (index, active, repeat, _) in enumerate(part.entries):
         gradient, size = gradients[i], sizes[i]
         if gradient is None or size is None:
             continue
@@ -140,8 +171,8 @@ def _step(
         if index is not None and active is None:
             stacks[i], moments[i] = each(optimizer(size), stacks[i], moments[i], gradient, index)
             continue
-        part = narrow(stacks[i], index)
-        updates, kept = jax.vmap(optimizer(size).update)(gradient, narrow(moments[i], index), part)
+        entries = narrow(stacks[i], index)
+        updates, kept = jax.vmap(optimizer(size).update)(gradient, narrow(moments[i], index), entries)
         stacks[i] = widen(stacks[i], index, active, updates, add=True)
         moments[i] = widen(moments[i], index, active, kept)
     return Learned(Parameters.of(stacks), Parameters.of(moments))

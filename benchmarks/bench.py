@@ -142,7 +142,7 @@ class Crowd(NamedTuple):
 
 def bench(quick: bool = False) -> dict[str, Any]:
     """Every figure measured, and the ratios."""
-    rounds = 2 if quick else 3
+    rounds = 3  # a process may take longer for its first, where it is handed out memory
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     workload = Workload(permuted_mnist(tasks=20, examples=500 if quick else 1000))
     started = time.monotonic()

@@ -8,7 +8,7 @@ import optax
 import pytest
 from conftest import STREAM, distance, filled, first_batch, identical, leaves, mixed_batch, moved, routed
 
-from cotrain.methods.descent import Rates, begin, cross_entropy, descend, slope
+from cotrain.methods.descent import Rates, begin, cross_entropy, descend, move, slope
 from cotrain.networks.experts import dense
 from cotrain.networks.path import part_of
 from cotrain.networks.routers.by_input import by_input
@@ -75,6 +75,44 @@ def rates_of(network):
     return [0.3] * len(network.layers) + [0.2] + [0.9 * learns] * len(network.layers)
 
 
+# Its halves
+
+
+@every_network
+@pytest.mark.parametrize("name", ["one task", "some"])
+def test_a_step_is_a_slope_and_a_move(network, name):
+    before, batch = practised(network, optax.adam), BATCHES[name]
+    noise = noise_of(network, batch)
+
+    @eqx.filter_jit
+    def halves(learner, batch, noise):
+        path = network.sample(learner.parameters, batch.task, batch.weight, noise)
+        there = slope(network, learner.parameters, batch, path, rates=RATES)
+        after = move(network, optax.adam, learner, there.gradient, there.part, RATES)
+        return after, there.value, cross_entropy(there.logits, batch)
+
+    after, value, again = halves(before, batch, noise)
+    wanted, loss = step(network, before, batch, noise, optimizer=optax.adam)
+    assert identical((after, value), (wanted, loss))
+    if network.router is None or network.by_task:  # no penalty is added to it
+        assert value == again
+
+
+def test_amounts_are_added_to_what_a_step_moves():
+    network, batch = NETWORKS["sum"], BATCHES["one task"]
+    before = practised(network)
+    path = network.sample(before.parameters, batch.task, batch.weight, noise_of(network, batch))
+    part = slope(network, before.parameters, batch, path).part
+    ones = jax.tree.map(jnp.ones_like, part.parameters)
+    counts = part.add(jax.tree.map(jnp.zeros_like, before.parameters), ones)
+    for layer, route, count in zip(network.layers, path.routes, counts.experts, strict=True):
+        wanted = np.isin(np.arange(layer.experts), route.members)
+        for leaf in leaves(count):
+            np.testing.assert_array_equal(leaf, np.broadcast_to(wanted.reshape(-1, *[1] * (leaf.ndim - 1)), leaf.shape))
+    assert identical(part.take(counts), ones)
+    assert np.asarray(counts.heads.bias).sum(axis=1).tolist() == [0, SPEC.classes, 0]
+
+
 # Whole paths
 
 
@@ -100,7 +138,7 @@ def test_the_slope_of_a_whole_path_is_that_of_all_parameters(network):
     before, batch = practised(network), BATCHES["many"]
     noise = noise_of(network, batch)
     whole = eqx.filter_jit(network.sample)(before.parameters, batch.task, batch.weight, noise, True)
-    loss, gradient = eqx.filter_jit(slope)(network, before.parameters, batch, whole)
+    loss, gradient, *_ = eqx.filter_jit(slope)(network, before.parameters, batch, whole)
     assert [leaf.shape for leaf in leaves(gradient)] == [leaf.shape for leaf in leaves(before.parameters)]
     after, same = step(network, before, batch, noise)
     np.testing.assert_allclose(loss, same, rtol=1e-6)
@@ -179,7 +217,7 @@ def agem(network, learner, batch, old, noise):
     """A step on a batch, with the gradient projected so that the loss on old examples does not rise; and g̃ · g_ref."""
     products = []
     path = network.sample(learner.parameters, old.task, old.weight, noise[1], whole=True)
-    _, old_gradient = slope(network, learner.parameters, old, path)  # g_ref
+    old_gradient = slope(network, learner.parameters, old, path).gradient  # g_ref
 
     def project(gradient, part):
         reference = part.take(old_gradient)

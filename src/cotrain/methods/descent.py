@@ -159,20 +159,20 @@ def move(
     stacks, moments = learner.parameters.stacks, learner.moments.stacks
     layers = len(stacks) // 2
     for i, (index, active, repeat, _) in enumerate(part.entries):
-        gradient, size = gradients[i], sizes[i]
-        if gradient is None or size is None:
+        slopes, size = gradients[i], sizes[i]
+        if slopes is None or size is None:
             continue
         if index is None and 0 < i < layers and gradients[i - 1] is not None:
             size = after(gradients[i - 1], size)
         if repeat and optimizer is not optax.sgd:  # plain descent can take the terms of a sum one by one
             assert index is not None
             assert active is not None
-            gradient, active = _summed(gradient, index, active)
+            slopes, active = _summed(slopes, index, active)
         if index is not None and active is None:
-            stacks[i], moments[i] = each(optimizer(size), stacks[i], moments[i], gradient, index)
+            stacks[i], moments[i] = each(optimizer(size), stacks[i], moments[i], slopes, index)
             continue
         entries = narrow(stacks[i], index)
-        updates, kept = jax.vmap(optimizer(size).update)(gradient, narrow(moments[i], index), entries)
+        updates, kept = jax.vmap(optimizer(size).update)(slopes, narrow(moments[i], index), entries)
         stacks[i] = widen(stacks[i], index, active, updates, add=True)
         moments[i] = widen(moments[i], index, active, kept)
     return Learned(Parameters.of(stacks), Parameters.of(moments))

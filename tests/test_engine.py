@@ -300,7 +300,7 @@ def test_routing_is_recorded_after_each_phase():
     assert np.isnan(start.logits[0]).all()
 
 
-@pytest.mark.parametrize(("inputs", "minibatches", "tested"), [(0, 1, 1), (1, 1, 1), (13, 2, 13), (10**6, 16, 32)])
+@pytest.mark.parametrize(("inputs", "minibatches", "tested"), [(0, 1, 1), (1, 1, 1), (25, 2, 25), (10**6, 16, 32)])
 def test_large_inputs_are_laid_out_a_few_at_a_time(inputs, minibatches, tested, monkeypatch):
     method, sizes, correct = make(("finetune", "shared_bottom")), set(), evaluation._correct
     whole = run(learn(method, [STREAM], [0], **OPTIONS))

@@ -143,8 +143,8 @@ def agree(
 ) -> dict:
     """Runs a method and its reference, compares them after every step, and returns where the reference ends.
 
-    The reference `update` changes its state, and returns the loss; `consolidate` changes it at the end of each task. They
-    see what the method sees, its key too. `also` gives what else must agree of both states, in pairs.
+    The reference `update` changes its state, and returns the loss; `consolidate` changes it at the end of each task.
+    They see what the method sees, its key too. `also` gives what else must agree of both states, in pairs.
     """
     state = method.init(jax.random.key(seed))
     expected = reference_state(state)

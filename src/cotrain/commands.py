@@ -40,7 +40,7 @@ class Run:
     data_dir: Path | None = None
     """directory with the data set's files, if you have them"""
     chunk: int | None = None
-    """minibatches between two looks at the clock, or as many as 64 MB hold; by default thousands; changes no number"""
+    """minibatches between two looks at the clock, or as many as 32 MB hold; by default thousands; changes no number"""
     workers: int | None = None
     """worker processes; by default one per core, at most one per seed; 1 runs in this process"""
     at_once: bool | None = None

@@ -94,8 +94,7 @@ def test_every_step_agrees(network, decay, empirical, cotrained):
         method, update_of = cotraining(method, lr=0.15), functools.partial(reference.cotraining, inner=update)
     end = agree(method, update_of, settings, consolidate=consolidate, also=springs)
     assert len(end["springs"]) == (SPEC.tasks if decay is None else 1)
-    strongest = max(f.max() for f, _ in end["springs"])
-    assert 0.01 < strongest < 2 / SETTINGS["lr"] / SETTINGS["strength"]
+    assert max(f.max() for fisher, _ in end["springs"] for f in fisher) > 0.1
 
 
 # Fisher information
@@ -139,17 +138,23 @@ def test_labels_are_the_networks_own_unless_the_true_ones_are_wanted():
     assert np.abs(found[False] - 3 / 16).max() < 4 * spread / math.sqrt(count)  # p (1 − p)
 
 
+def one_task(method, task=0):
+    """The state before the end of a task in which nothing was learned, and after it."""
+    before = eqx.filter_jit(method.init)(jax.random.key(3))
+    examples = examples_for(method.examples, task)
+    return before, eqx.filter_jit(method.consolidate)(before, examples, jax.random.key(4))
+
+
 def test_it_is_exactly_0_of_what_a_task_never_used():
     network = NETWORKS["routing network"]
     method = ewc(network, fisher_examples=20)
-    before = method.init(jax.random.key(3))
-    after = method.consolidate(before, examples_for(20, task=1), jax.random.key(4))
+    before, after = one_task(method, task=1)
     used = network.used(before.learner.parameters, jnp.array(1))
     for fisher, taken in zip(after.fisher.experts, used, strict=True):
         np.testing.assert_array_equal(moved(jax.tree.map(jnp.zeros_like, fisher), fisher), taken)
         assert min(leaf.min() for leaf in leaves(fisher)) == 0
     for fisher, taken in zip(after.fisher.router, used, strict=True):
-        np.testing.assert_array_equal(fisher.logits != 0, np.arange(SPEC.tasks)[:, None] == 1 & taken[None])
+        np.testing.assert_array_equal(fisher.logits != 0, (np.arange(SPEC.tasks) == 1)[:, None] & taken[None])
     np.testing.assert_array_equal((after.fisher.heads.bias != 0).all(axis=1), np.arange(SPEC.tasks) == 1)
 
 
@@ -164,13 +169,10 @@ def test_what_cotraining_moves_is_never_held():
 
 
 def test_after_one_task_the_last_anchor_is_the_only_one():
-    network, examples = NETWORKS["routing network"], examples_for(20, task=0)
-    states = [
-        method.consolidate(method.init(jax.random.key(3)), examples, jax.random.key(4))
-        for method in (ewc(network, fisher_examples=20), ewc(network, fisher_examples=20, decay=0.5))
-    ]
-    assert distance(states[0].fisher, states[1].fisher) == 0
-    assert distance(states[0].anchor, states[1].anchor) < 1e-15
+    network = NETWORKS["routing network"]
+    (_, one), (_, other) = (one_task(ewc(network, fisher_examples=20, decay=decay)) for decay in (None, 0.5))
+    assert distance(one.fisher, other.fisher) == 0
+    assert distance(one.anchor, other.anchor) < 1e-15
 
 
 # Options

@@ -20,9 +20,11 @@ from cotrain.data.batch import Batch
 from cotrain.data.stream import Stream
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
+from cotrain.methods.ewc import ewc
 from cotrain.methods.finetune import finetune
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
+from cotrain.methods.si import si
 from cotrain.networks.experts import dense
 from cotrain.networks.routers.by_input import by_input
 from cotrain.networks.routers.fixed import fixed
@@ -163,6 +165,9 @@ CASES.remove(("private", "shared_bottom"))
 # What keeps the contract too, though its numbers are not recorded: a row for each method, and for each router.
 MORE_METHODS = {
     "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
+    "ewc": lambda network, lr: ewc(network, lr=lr, strength=1.0, fisher_examples=10),
+    "online_ewc": lambda network, lr: ewc(network, lr=lr, strength=1.0, decay=0.9, fisher_examples=10),
+    "si": lambda network, lr: si(network, lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),
@@ -180,6 +185,7 @@ MORE_CASES = [
     *((name, "routing_network") for name in MORE_METHODS),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
+    *((name, network) for name in ("ewc", "online_ewc", "si") for network in ("shared_bottom", "by_input")),
 ]
 TRACES = {case: Traces() for case in CASES + MORE_CASES}
 TRACES |= {("joint", network): TRACES["finetune", network] for network in ("shared_bottom", "routing_network")}  # same

@@ -33,7 +33,7 @@ SPEC, BATCH, EPOCHS = STREAM.spec, 6, 30  # 7 minibatches an epoch, of which the
 OPTIONS = {"batch": BATCH, "epochs": EPOCHS, "chunk": 200, "progress": False}  # a task has 210, in two chunks
 CASES_OF_ONE_TASK_AT_A_TIME = [case for case in CASES + MORE_CASES if case[0] != "joint"]
 JOINT = [case for case in CASES + MORE_CASES if case[0] == "joint"]
-EWC, PROTOTYPES, COTRAINING = ("ewc", "routing_network"), ("replay", "prototypes"), ("cotraining", "routing_network")
+EWC, PROTOTYPES, COTRAINING = ("own", "routing_network"), ("replay", "prototypes"), ("cotraining", "routing_network")
 EVERY = [*CASES_OF_ONE_TASK_AT_A_TIME, EWC, PROTOTYPES]
 SOME = [("finetune", "shared_bottom"), COTRAINING, PROTOTYPES, EWC]
 every_case, some_cases = (pytest.mark.parametrize("case", cases, ids="-".join) for cases in (EVERY, SOME))
@@ -48,7 +48,7 @@ def method_of(case, spec=SPEC):
         made = routing_network(spec, dense(12), layers=1, experts=4, k=2, router=router, one_head=True)
     else:
         made = NETWORKS[network](spec)
-    return own_method.Options(lr=0.2)(made) if method == "ewc" else METHODS[method](made, 0.2)
+    return own_method.Options(lr=0.2)(made) if method == "own" else METHODS[method](made, 0.2)
 
 
 def new(case, spec=SPEC):

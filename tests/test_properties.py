@@ -63,17 +63,19 @@ values = {
     "arrays": st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])).filter(lambda x: x != "None"),
     **{field: st.none() | counts for field in ("examples", "test_examples", "validation", "units", "budget_tasks")},
     **dict.fromkeys(("tasks", "epochs", "batch", "layers", "experts", "k", "memory", "memory_batch"), counts),
+    "fisher_examples": counts,
     "stream_seed": st.none() | st.integers(0, 2**40),
     "hidden": st.lists(counts, min_size=1, max_size=3).map(tuple),
     "noise": st.floats(1e-6, 1e6),
-    **dict.fromkeys(("lr", "balance"), rates),
+    **dict.fromkeys(("lr", "balance", "strength", "decay"), rates),
+    "damping": st.floats(1e-6, 1e6),
     **{field: st.none() | rates for field in ("router_lr", "memory_lr", "cotraining_lr")},
     **dict.fromkeys(("rotation_step", "momentum", "b1", "b2", "weight_decay"), numbers),
     **{
         field: st.booleans()
         for field in (
             *("permute_first", "all_classes", "noisy_gates", "noisy", "activate_after", "one_head", "cotrain_heads"),
-            "evaluate_all",
+            *("evaluate_all", "empirical"),
         )
     },
 }

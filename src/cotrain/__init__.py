@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cotrain.methods.descent import move as move
     from cotrain.methods.descent import rates_of as rates_of
     from cotrain.methods.descent import slope as slope
+    from cotrain.methods.ewc import ewc as ewc
     from cotrain.methods.finetune import DescentOptions as DescentOptions
     from cotrain.methods.finetune import Finetune as Finetune
     from cotrain.methods.finetune import RoutedOptions as RoutedOptions
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from cotrain.methods.method import Method as Method
     from cotrain.methods.private import private as private
     from cotrain.methods.replay import replay as replay
+    from cotrain.methods.si import si as si
     from cotrain.networks.experts import convolution as convolution
     from cotrain.networks.experts import dense as dense
     from cotrain.networks.experts import mlp as mlp
@@ -104,10 +106,12 @@ _MODULES = {
         "slope",
         "rates_of",
     ],
+    "cotrain.methods.ewc": ["ewc"],
     "cotrain.methods.finetune": ["DescentOptions", "Finetune", "RoutedOptions", "finetune"],
     "cotrain.methods.method": ["Info", "Method"],
     "cotrain.methods.private": ["private"],
     "cotrain.methods.replay": ["replay"],
+    "cotrain.methods.si": ["si"],
     "cotrain.networks.experts": ["convolution", "dense", "mlp"],
     "cotrain.networks.network": ["Network"],
     "cotrain.networks.parameters": ["Parameters"],

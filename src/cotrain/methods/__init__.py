@@ -9,6 +9,9 @@ METHODS = {
     "cotraining": "cotrain.methods.cotraining:CotrainingOptions",
     "private": "cotrain.methods.private:PrivateOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
+    "ewc": "cotrain.methods.ewc:EWCOptions",
+    "online-ewc": "cotrain.methods.ewc:OnlineEWCOptions",
+    "si": "cotrain.methods.si:SIOptions",
 }
 OPTIMIZERS = {
     "sgd": "cotrain.methods.optimizers:Sgd",

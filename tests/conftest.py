@@ -21,6 +21,8 @@ from cotrain.data.stream import Stream
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
 from cotrain.methods.finetune import finetune
+from cotrain.methods.mer import mer
+from cotrain.methods.ogd import ogd
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
@@ -163,6 +165,8 @@ CASES.remove(("private", "shared_bottom"))
 # What keeps the contract too, though its numbers are not recorded: a row for each method, and for each router.
 MORE_METHODS = {
     "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
+    "mer": lambda network, lr: mer(network, reservoir(20, 5), beta=0.3, lr=lr),
+    "ogd": lambda network, lr: ogd(network, basis=4, lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),
@@ -178,6 +182,7 @@ NETWORKS |= {
 }
 MORE_CASES = [
     *((name, "routing_network") for name in MORE_METHODS),
+    *((name, "shared_bottom") for name in ("mer", "ogd")),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
 ]

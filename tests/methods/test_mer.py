@@ -23,10 +23,11 @@ NETWORKS = {
     "routing network": routed(SPEC, dense(4, jnp.tanh), experts=6, k=2, noise=1.0),
 }
 MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
+MEMORY = Reservoir(20, 3)
 every_network = pytest.mark.parametrize("network", NETWORKS.values(), ids=[*NETWORKS])
 
 
-def made(network, *, memory=Reservoir(20, 3), **options):
+def made(network, *, memory=MEMORY, **options):
     return mer(network, memory, **{"lr": 0.1, "router_lr": 0.3, "beta": 0.5, "gamma": 0.5} | options)
 
 

@@ -5,7 +5,7 @@ import pytest
 import reference
 from agreement import NOISE, SPEC, agree, double_precision
 
-from cotrain.memory import reservoir
+from cotrain.memory import Reservoir
 from cotrain.methods.cotraining import cotraining
 from cotrain.methods.mer import mer
 from cotrain.networks.experts import dense
@@ -105,9 +105,7 @@ def test_every_step_agrees(network, capacity, shape):
 
 def made(network, capacity, shape):
     options = {name: value for name, value in shape.items() if name != "memory_batch"}
-    memory = reservoir(capacity, 1)
-    memory = type(memory)(capacity, shape["memory_batch"])
-    return mer(NETWORKS[network](), memory, **options, **RATES)
+    return mer(NETWORKS[network](), Reservoir(capacity, shape["memory_batch"]), **options, **RATES)
 
 
 def test_every_step_agrees_under_cotraining():

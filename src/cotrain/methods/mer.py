@@ -62,13 +62,13 @@ class MER(eqx.Module):
 
     def update(self, state: MERState, batch: Batch, noise: Noise) -> tuple[MERState, Info]:
         examples = jax.tree.map(lambda a: a[:, None], batch._replace(task=batch.tasks))
-        state, (losses, replayed) = jax.lax.scan(self._learn, state, (examples, noise))
+        each = (examples, noise)
+        state, (losses, replayed) = jax.lax.scan(lambda state, one: self._learn(state, *one), state, each)
         loss = (batch.weight * losses).sum() / jnp.maximum(batch.weight.sum(), 1)
         return state, Info(loss, replayed=jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), replayed))
 
-    def _learn(self, state: MERState, given: tuple[Batch, Noise]) -> tuple[MERState, tuple[Float[Array, ""], Batch]]:
+    def _learn(self, state: MERState, example: Batch, noise: Noise) -> tuple[MERState, tuple[Float[Array, ""], Batch]]:
         """Learns from one example; returns its loss before that and the examples that were replayed with it."""
-        example, noise = given
         s, others = self.batches, self.memory.batch // self.batches
         old = self.memory.sample(state.memory)
         there = jnp.tile(jnp.arange(others) < state.memory.seen, s)  # no more are replayed than it holds
@@ -77,16 +77,14 @@ class MER(eqx.Module):
         batches = jax.tree.map(
             lambda x, olds: jnp.concatenate([jnp.broadcast_to(x, (s, *x.shape)), olds], axis=1), example, batches
         )  # B_1, …, B_s ← sample(x, y, s, k, M)
-        learner, losses = jax.lax.scan(self._batch, state.learner, (batches, routes))
+        each = (batches, routes)
+        learner, losses = jax.lax.scan(lambda learner, one: self._batch(learner, *one), state.learner, each)
         learner = _part_way(state.learner, learner, self.gamma)  # θ ← θ^A_0 + γ (θ^A_s − θ^A_0)
-        return MERState(learner, self.memory.add(state.memory, example, noise.memory)), (
-            losses[0],
-            old,
-        )  # M ← M ∪ (x, y)
+        memory = self.memory.add(state.memory, example, noise.memory)  # M ← M ∪ (x, y)
+        return MERState(learner, memory), (losses[0], old)
 
-    def _batch(self, learner: Learned, given: tuple[Batch, Draws]) -> tuple[Learned, Float[Array, ""]]:
+    def _batch(self, learner: Learned, batch: Batch, routes: Draws) -> tuple[Learned, Float[Array, ""]]:
         """Learns from a batch B_i, one example after another; returns the loss of the first before that."""
-        batch, routes = given
 
         def step(j: Array, carry: tuple[Learned, Array]) -> tuple[Learned, Array]:
             learner, first = carry

@@ -22,6 +22,8 @@ from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
 from cotrain.methods.ewc import ewc
 from cotrain.methods.finetune import finetune
+from cotrain.methods.mer import mer
+from cotrain.methods.ogd import ogd
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.methods.si import si
@@ -168,6 +170,8 @@ MORE_METHODS = {
     "ewc": lambda network, lr: ewc(network, lr=lr, strength=1.0, fisher_examples=10),
     "online_ewc": lambda network, lr: ewc(network, lr=lr, strength=1.0, decay=0.9, fisher_examples=10),
     "si": lambda network, lr: si(network, lr=lr),
+    "mer": lambda network, lr: mer(network, reservoir(20, 5), beta=0.3, lr=lr),
+    "ogd": lambda network, lr: ogd(network, basis=4, lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),
@@ -183,6 +187,7 @@ NETWORKS |= {
 }
 MORE_CASES = [
     *((name, "routing_network") for name in MORE_METHODS),
+    *((name, "shared_bottom") for name in ("mer", "ogd")),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
     *((name, network) for name in ("ewc", "online_ewc", "si") for network in ("shared_bottom", "by_input")),

@@ -50,8 +50,10 @@ if TYPE_CHECKING:
     from cotrain.methods.finetune import Finetune as Finetune
     from cotrain.methods.finetune import RoutedOptions as RoutedOptions
     from cotrain.methods.finetune import finetune as finetune
+    from cotrain.methods.mer import mer as mer
     from cotrain.methods.method import Info as Info
     from cotrain.methods.method import Method as Method
+    from cotrain.methods.ogd import ogd as ogd
     from cotrain.methods.private import private as private
     from cotrain.methods.replay import replay as replay
     from cotrain.methods.si import si as si
@@ -108,7 +110,9 @@ _MODULES = {
     ],
     "cotrain.methods.ewc": ["ewc"],
     "cotrain.methods.finetune": ["DescentOptions", "Finetune", "RoutedOptions", "finetune"],
+    "cotrain.methods.mer": ["mer"],
     "cotrain.methods.method": ["Info", "Method"],
+    "cotrain.methods.ogd": ["ogd"],
     "cotrain.methods.private": ["private"],
     "cotrain.methods.replay": ["replay"],
     "cotrain.methods.si": ["si"],

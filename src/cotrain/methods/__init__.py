@@ -8,6 +8,8 @@ METHODS = {
     "replay": "cotrain.methods.replay:ReplayOptions",
     "cotraining": "cotrain.methods.cotraining:CotrainingOptions",
     "private": "cotrain.methods.private:PrivateOptions",
+    "mer": "cotrain.methods.mer:MEROptions",
+    "ogd": "cotrain.methods.ogd:OGDOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
     "ewc": "cotrain.methods.ewc:EWCOptions",
     "online-ewc": "cotrain.methods.ewc:OnlineEWCOptions",

@@ -20,7 +20,9 @@ from cotrain.data.batch import Batch
 from cotrain.data.stream import Stream
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
+from cotrain.methods.der import der, der_plus_plus
 from cotrain.methods.finetune import finetune
+from cotrain.methods.lwf import lwf
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
@@ -163,6 +165,9 @@ CASES.remove(("private", "shared_bottom"))
 # What keeps the contract too, though its numbers are not recorded: a row for each method, and for each router.
 MORE_METHODS = {
     "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
+    "lwf": lambda network, lr: lwf(network, lr=lr),
+    "der": lambda network, lr: der(network, reservoir(20, 5), lr=lr),
+    "der_plus_plus": lambda network, lr: der_plus_plus(network, reservoir(20, 5), lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),
@@ -178,6 +183,7 @@ NETWORKS |= {
 }
 MORE_CASES = [
     *((name, "routing_network") for name in MORE_METHODS),
+    *((name, "shared_bottom") for name in ("lwf", "der", "der_plus_plus")),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
 ]

@@ -7,6 +7,9 @@ METHODS = {
     "finetune": "cotrain.methods.finetune:FinetuneOptions",
     "replay": "cotrain.methods.replay:ReplayOptions",
     "cotraining": "cotrain.methods.cotraining:CotrainingOptions",
+    "lwf": "cotrain.methods.lwf:LwfOptions",
+    "der": "cotrain.methods.der:DerOptions",
+    "der-plus-plus": "cotrain.methods.der:DerPlusPlusOptions",
     "private": "cotrain.methods.private:PrivateOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
 }

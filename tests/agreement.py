@@ -109,6 +109,9 @@ def deviation(state: Any, expected: dict, more: Iterable[tuple[Any, Any]] = ()) 
         for name in ("y", "task", "weight"):
             np.testing.assert_array_equal(getattr(memory.next, name), following[name])
         pairs.append((memory.next.x, following["x"]))
+        for name, column in memory.columns.items():
+            pairs.append((column[: len(kept)], [example.columns[name] for example in kept]))
+            pairs.append((memory.next_columns[name], [columns[name] for columns in following["columns"]]))
 
     largest = 0.0
     for found, wanted in pairs:

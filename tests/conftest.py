@@ -24,6 +24,9 @@ from cotrain.methods.ewc import ewc
 from cotrain.methods.finetune import finetune
 from cotrain.methods.mer import mer
 from cotrain.methods.ogd import ogd
+from cotrain.methods.der import der, der_plus_plus
+from cotrain.methods.finetune import finetune
+from cotrain.methods.lwf import lwf
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.methods.si import si
@@ -172,6 +175,9 @@ MORE_METHODS = {
     "si": lambda network, lr: si(network, lr=lr),
     "mer": lambda network, lr: mer(network, reservoir(20, 5), beta=0.3, lr=lr),
     "ogd": lambda network, lr: ogd(network, basis=4, lr=lr),
+    "lwf": lambda network, lr: lwf(network, lr=lr),
+    "der": lambda network, lr: der(network, reservoir(20, 5), lr=lr),
+    "der_plus_plus": lambda network, lr: der_plus_plus(network, reservoir(20, 5), lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),
@@ -188,6 +194,7 @@ NETWORKS |= {
 MORE_CASES = [
     *((name, "routing_network") for name in MORE_METHODS),
     *((name, "shared_bottom") for name in ("mer", "ogd")),
+    *((name, "shared_bottom") for name in ("lwf", "der", "der_plus_plus")),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
     *((name, network) for name in ("ewc", "online_ewc", "si") for network in ("shared_bottom", "by_input")),

@@ -21,6 +21,7 @@ class Example(NamedTuple):
     x: np.ndarray
     y: int
     task: int
+    columns: dict | None = None  # what a memory holds of it besides
 
 
 def softmax(logits):
@@ -201,13 +202,17 @@ def below(bound, bits):
 
 
 def empty_memory():
-    return {"kept": [], "seen": 0, "next": {"x": [], "y": [], "task": [], "weight": []}}
+    return {"kept": [], "seen": 0, "next": {"x": [], "y": [], "task": [], "weight": [], "columns": []}}
 
 
-def remember(memory, batch, place_bits, pick_bits, capacity):
-    """Reservoir sampling (Vitter's algorithm R); then draws the batch that will be replayed next."""
+def remember(memory, batch, place_bits, pick_bits, capacity, columns=None):
+    """Reservoir sampling (Vitter's algorithm R); then draws the batch that will be replayed next.
+
+    `columns` has what else is to be held of each example of the batch, by name.
+    """
     position = [i for i, weight in enumerate(batch["weight"]) if weight == 1]
     for i, example in zip(position, examples_of(batch), strict=True):
+        example = example._replace(columns={name: values[i] for name, values in (columns or {}).items()})
         memory["seen"] += 1
         if memory["seen"] <= capacity:
             memory["kept"].append(example)
@@ -216,7 +221,7 @@ def remember(memory, batch, place_bits, pick_bits, capacity):
             if place < capacity:
                 memory["kept"][place] = example
     picked = [memory["kept"][below(len(memory["kept"]), bits)] for bits in pick_bits] if memory["kept"] else []
-    memory["next"] = {name: [getattr(example, name) for example in picked] for name in ("x", "y", "task")}
+    memory["next"] = {name: [getattr(example, name) for example in picked] for name in ("x", "y", "task", "columns")}
     memory["next"]["weight"] = [1] * len(picked)
 
 
@@ -260,6 +265,7 @@ def replay(state, batch, noise, settings):
 
 def cotraining(state, batch, noise, settings, inner=replay):
     """One minibatch of co-training around another method."""
+    """One minibatch of co-training."""
     old = state["memory"]["next"]
     loss = inner(state, batch, noise, settings)
     task = int(batch["task"])

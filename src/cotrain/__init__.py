@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from cotrain.experiments.watch import Watch as Watch
     from cotrain.memory import reservoir as reservoir
     from cotrain.methods.cotraining import cotraining as cotraining
+    from cotrain.methods.der import der as der
+    from cotrain.methods.der import der_plus_plus as der_plus_plus
     from cotrain.methods.descent import Learned as Learned
     from cotrain.methods.descent import Optimizer as Optimizer
     from cotrain.methods.descent import Part as Part
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from cotrain.methods.finetune import RoutedOptions as RoutedOptions
     from cotrain.methods.finetune import finetune as finetune
     from cotrain.methods.mer import mer as mer
+    from cotrain.methods.lwf import lwf as lwf
     from cotrain.methods.method import Info as Info
     from cotrain.methods.method import Method as Method
     from cotrain.methods.ogd import ogd as ogd
@@ -95,6 +98,7 @@ _MODULES = {
     "cotrain.experiments.watch": ["Callback", "Watch"],
     "cotrain.memory": ["reservoir"],
     "cotrain.methods.cotraining": ["cotraining"],
+    "cotrain.methods.der": ["der", "der_plus_plus"],
     "cotrain.methods.descent": [
         "Learned",
         "Optimizer",
@@ -111,6 +115,7 @@ _MODULES = {
     "cotrain.methods.ewc": ["ewc"],
     "cotrain.methods.finetune": ["DescentOptions", "Finetune", "RoutedOptions", "finetune"],
     "cotrain.methods.mer": ["mer"],
+    "cotrain.methods.lwf": ["lwf"],
     "cotrain.methods.method": ["Info", "Method"],
     "cotrain.methods.ogd": ["ogd"],
     "cotrain.methods.private": ["private"],

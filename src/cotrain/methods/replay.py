@@ -95,11 +95,9 @@ def replay(
 
 
 @dataclass(frozen=True)
-class ReplayOptions(RoutedOptions):
-    """each minibatch, then one from a reservoir of earlier examples"""
+class MemoryOptions(RoutedOptions):
+    """what every method with a memory can be told"""
 
-    memory_lr: float | None = None
-    """learning rate in the step on replayed examples; by default lr"""
     memory: int = CAPACITY
     """examples that the replay memory holds"""
     memory_batch: int = BATCH
@@ -109,6 +107,14 @@ class ReplayOptions(RoutedOptions):
         super().__post_init__()
         check_positive("memory", self.memory)
         check_positive("memory_batch", self.memory_batch)
+
+
+@dataclass(frozen=True)
+class ReplayOptions(MemoryOptions):
+    """each minibatch, then one from a reservoir of earlier examples"""
+
+    memory_lr: float | None = None
+    """learning rate in the step on replayed examples; by default lr"""
 
     def __call__(self, network: Network) -> Replay:
         return replay(

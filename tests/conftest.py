@@ -18,9 +18,11 @@ import pytest
 
 from cotrain.data.batch import Batch
 from cotrain.data.stream import Stream
-from cotrain.memory import reservoir
+from cotrain.memory import reservoir, ring
+from cotrain.methods.agem import agem
 from cotrain.methods.cotraining import cotraining
 from cotrain.methods.finetune import finetune
+from cotrain.methods.gem import gem
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
@@ -162,7 +164,12 @@ CASES = [(method, network) for method in METHODS for network in NETWORKS]
 CASES.remove(("private", "shared_bottom"))
 # What keeps the contract too, though its numbers are not recorded: a row for each method, and for each router.
 MORE_METHODS = {
+    "a-gem": lambda network, lr: agem(network, ring(network.spec, 27, 8, by_class=True), lr=lr),
+    "gem": lambda network, lr: gem(network, ring(network.spec, 27, 0), memory_batch=4, lr=lr),
+    "gem_on_all": lambda network, lr: gem(network, ring(network.spec, 27, 0), lr=lr),
+    "cotrained_a-gem": lambda network, lr: cotraining(agem(network, ring(network.spec, 27, 8), lr=lr)),
     "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
+    "ring_replay": lambda network, lr: replay(network, ring(network.spec, 27, 5, by_class=True), lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),
@@ -180,6 +187,7 @@ MORE_CASES = [
     *((name, "routing_network") for name in MORE_METHODS),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
+    *((name, network) for name in ("a-gem", "gem") for network in ("shared_bottom", "by_input")),
 ]
 TRACES = {case: Traces() for case in CASES + MORE_CASES}
 TRACES |= {("joint", network): TRACES["finetune", network] for network in ("shared_bottom", "routing_network")}  # same

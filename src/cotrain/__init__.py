@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from cotrain.experiments.watch import Callback as Callback
     from cotrain.experiments.watch import Watch as Watch
     from cotrain.memory import reservoir as reservoir
+    from cotrain.memory import ring as ring
+    from cotrain.methods.agem import agem as agem
     from cotrain.methods.cotraining import cotraining as cotraining
     from cotrain.methods.descent import Learned as Learned
     from cotrain.methods.descent import Optimizer as Optimizer
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from cotrain.methods.finetune import Finetune as Finetune
     from cotrain.methods.finetune import RoutedOptions as RoutedOptions
     from cotrain.methods.finetune import finetune as finetune
+    from cotrain.methods.gem import gem as gem
     from cotrain.methods.method import Info as Info
     from cotrain.methods.method import Method as Method
     from cotrain.methods.private import private as private
@@ -89,7 +92,8 @@ _MODULES = {
     "cotrain.experiments.run": ["run", "run_config"],
     "cotrain.experiments.saved": ["load_learner"],
     "cotrain.experiments.watch": ["Callback", "Watch"],
-    "cotrain.memory": ["reservoir"],
+    "cotrain.memory": ["reservoir", "ring"],
+    "cotrain.methods.agem": ["agem"],
     "cotrain.methods.cotraining": ["cotraining"],
     "cotrain.methods.descent": [
         "Learned",
@@ -105,6 +109,7 @@ _MODULES = {
         "rates_of",
     ],
     "cotrain.methods.finetune": ["DescentOptions", "Finetune", "RoutedOptions", "finetune"],
+    "cotrain.methods.gem": ["gem"],
     "cotrain.methods.method": ["Info", "Method"],
     "cotrain.methods.private": ["private"],
     "cotrain.methods.replay": ["replay"],

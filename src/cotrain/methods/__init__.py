@@ -8,7 +8,13 @@ METHODS = {
     "replay": "cotrain.methods.replay:ReplayOptions",
     "cotraining": "cotrain.methods.cotraining:CotrainingOptions",
     "private": "cotrain.methods.private:PrivateOptions",
+    "a-gem": "cotrain.methods.agem:AgemOptions",
+    "gem": "cotrain.methods.gem:GemOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
+}
+BUFFERS = {
+    "reservoir": "cotrain.memory:ReservoirOptions",
+    "ring": "cotrain.memory:RingOptions",
 }
 OPTIMIZERS = {
     "sgd": "cotrain.methods.optimizers:Sgd",

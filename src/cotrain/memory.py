@@ -144,7 +144,7 @@ class Ring(eqx.Module):
         stored = jnp.minimum(memory.seen, self.places)
         if bits is None:
             x, y = (a.reshape(tasks, -1, *a.shape[1:]) for a in (memory.x, memory.y))
-            there = (jnp.arange(self.places) < stored[..., None]).reshape(y.shape)
+            there = (jnp.arange(self.places)[None, None, :] < stored[:, :, None]).reshape(y.shape)
         else:
             at = self._at(stored, bits)
             at = at + (jnp.arange(tasks) * memory.seen.shape[1] * self.places)[:, None]

@@ -20,7 +20,7 @@ from cotrain.methods.method import Info
 from cotrain.methods.quadratic import nonnegative
 from cotrain.networks.network import Draws, Network
 
-RIDGE = 1e-3  # as in Lopez-Paz and Ranzato's code
+RIDGE = 1e-3  # as in the last version of Lopez-Paz and Ranzato's code
 
 
 class GemState(NamedTuple):

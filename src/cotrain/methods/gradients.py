@@ -42,7 +42,7 @@ class Products(NamedTuple):
     def dot(self, stack: Dense) -> Float[Array, " T"]:
         """The inner product of each with another."""
         weight = stack.weight.swapaxes(1, 2) if stack.alone else stack.weight
-        each = jnp.einsum("tbi,mui->tbmu", self.input, weight) + stack.bias
+        each = jnp.einsum("tbi,mui->tbmu", self.input, weight) + stack.bias[None, None]
         return (self.slope * each).sum(axis=(1, 2, 3))
 
     def weighted(self, weights: Float[Array, " T"], stack: Dense) -> Dense:

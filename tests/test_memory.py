@@ -1,4 +1,4 @@
-"""The reservoir: what it keeps, what it forgets, and with what probability."""
+"""The reservoir, and rings: what they keep, what they forget, and with what probability."""
 
 import functools
 
@@ -6,16 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 import scipy.stats
 from conftest import identical
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rings import Rings, compared
 
 from cotrain import memory as memory_module
 from cotrain.data.batch import Batch
 from cotrain.data.stream import Spec
 from cotrain.errors import Invalid
-from cotrain.memory import below, reservoir
+from cotrain.memory import Ring, below, reservoir, ring
 
 SPEC = Spec(shape=(2,), classes=7, tasks=5)
 RUNS = 20000
@@ -248,3 +250,116 @@ def test_the_bits_are_drawn_for_every_example():
 def test_sizes_of_at_least_one(capacity, batch, field):
     with pytest.raises(Invalid, match=f"^{field}: "):
         reservoir(capacity, batch)
+
+
+# Rings
+
+
+@functools.cache
+def ringing(places, by_class, picks=3):
+    return jax.jit(Ring(places, picks, by_class).add)
+
+
+def fill(rule, seed, sizes, tasks=None):
+    """A ring memory and the plain one after batches of four, of which so many are real; a task each, or mixed."""
+    memory, rings = rule.init(SPEC), Rings(rule.places, rule.by_class)
+    draws = np.random.default_rng(seed)
+    for i, size in enumerate(sizes):
+        numbers = draws.integers(0, 200, 4)
+        batch = batch_of(numbers, np.arange(4) < size)
+        if tasks is not None:
+            batch = batch._replace(task=jnp.array(tasks[i], jnp.int32))
+        rings.add(reference.examples_of({name: np.asarray(part) for name, part in batch._asdict().items()}))
+        memory = ringing(rule.places, rule.by_class, rule.batch)(memory, batch, rule.draw(jax.random.key(i), 4))
+    return memory, rings
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=9),
+    st.sampled_from([(1, False), (3, False), (2, True), (7, True)]),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_a_ring_holds_the_last_of_each(batches, kind, mixed, seed):
+    sizes, tasks = zip(*batches, strict=True)
+    memory, rings = fill(Ring(kind[0], 3, kind[1]), seed, sizes, None if mixed else tasks)
+    for found, wanted in compared(memory, rings):
+        np.testing.assert_array_equal(found, np.asarray(wanted))
+    others = rings.of([task for task in range(SPEC.tasks) if mixed or task != tasks[-1]])
+    drawn = set(zip(memory.next.x[:, 0].tolist(), memory.next.y.tolist(), memory.next.task.tolist(), strict=True))
+    assert memory.next.weight.tolist() == [float(bool(others))] * 3
+    assert not others or drawn <= {(float(e.x[0]), e.y, e.task) for e in others}
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_rings_give_every_example_of_the_other_tasks_alike(by_class):
+    rule = Ring(2 if by_class else 5, 4, by_class)
+    memory, rings = fill(rule, 7, [4, 4, 3, 1, 4, 4], [0, 1, 1, 2, 3, 0])
+    bits = np.random.default_rng(4).integers(0, 2**32, (RUNS // 4, 4, 2), np.uint32)
+    for current in (0, 1, 4):
+        nothing = batch_of([0], weight=[0])._replace(task=jnp.array(current, jnp.int32))
+        drawn = jax.jit(jax.vmap(lambda bits, nothing=nothing: rule.add(memory, nothing, bits).next))(bits)
+        held = rings.of([task for task in range(5) if task != current])
+        kinds = {(float(e.x[0]), e.y, e.task) for e in held}
+        places = [(float(e.x[0]), e.y, e.task) for e in held]
+        counted = list(map(tuple, np.stack([drawn.x[..., 0], drawn.y, drawn.task], axis=-1).reshape(-1, 3).tolist()))
+        counts = np.array([counted.count(kind) for kind in sorted(kinds)])
+        shares = np.array([places.count(kind) for kind in sorted(kinds)]) / len(places)
+        assert counts.sum() == RUNS
+        assert scipy.stats.chisquare(counts, shares * RUNS).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_rings_give_examples_of_each_task(by_class):
+    rule = Ring(2 if by_class else 5, 1, by_class)
+    memory, rings = fill(rule, 8, [4, 4, 3, 1, 4, 4], [0, 1, 1, 2, 3, 0])
+    bits = np.random.default_rng(5).integers(0, 2**32, (5, 50, 2), np.uint32)
+    drawn, whole = rule.of_each(memory, jnp.asarray(bits)), rule.of_each(memory)
+    assert drawn.task.tolist() == whole.task.tolist() == list(range(5))
+    for task in range(5):
+        held = rings.of([task])
+        there = np.asarray(whole.weight[task]) > 0
+        np.testing.assert_array_equal(whole.x[task][there], np.array([e.x for e in held]).reshape(-1, 2))
+        np.testing.assert_array_equal(whole.y[task][there], [e.y for e in held])
+        assert drawn.weight[task].tolist() == [float(bool(held))] * 50
+        if held:
+            wanted = rings.drawn([task], bits[task])
+            np.testing.assert_array_equal(drawn.x[task], [e.x for e in wanted])
+            np.testing.assert_array_equal(drawn.y[task], [e.y for e in wanted])
+
+
+def test_columns_stay_with_their_example_in_rings():
+    rule = Ring(2, 4, by_class=True)
+    memory = rule.init(SPEC, hash=(2,), square=())
+    for i in range(6):
+        numbers = np.arange(4 * i, 4 * i + 4)
+        memory = rule.add(memory, batch_of(numbers, np.arange(4) < 3), rule.draw(jax.random.key(i), 4), code(numbers))
+        filled = np.asarray(memory.x[:, 1]) != 0
+        for name, expected in code(memory.x[filled, 0]).items():
+            np.testing.assert_array_equal(memory.columns[name][filled], expected)
+        if memory.next.weight.all():
+            for name, expected in code(rule.sample(memory).x[:, 0]).items():
+                np.testing.assert_array_equal(rule.columns(memory)[name], expected)
+    assert memory.next.weight.all()
+
+
+def test_more_tasks_leave_the_rings_of_the_first_where_they_are():
+    rule = Ring(3, 2, by_class=True)
+    memory, _ = fill(rule, 1, [4, 4, 4])
+    larger = rule.init(Spec(SPEC.shape, SPEC.classes, SPEC.tasks + 2))
+    grown = jax.tree.map(lambda new, old: new.at[tuple(map(slice, old.shape))].set(old), larger, memory)
+    drawn, bits = batch_of([3, 4]), rule.draw(jax.random.key(1), 2)
+    after, before = rule.add(grown, drawn, bits), rule.add(memory, drawn, bits)
+    assert identical(after.next, before.next)
+    np.testing.assert_array_equal(after.x[: len(before.x)], before.x)
+
+
+def test_rings_share_a_capacity():
+    assert ring(SPEC, 10, 4) == Ring(2, 4, False)
+    assert ring(SPEC, 109, 4, by_class=True) == Ring(3, 4, True)
+    for capacity, by_class, least in ((4, False, 5), (34, True, 35)):
+        with pytest.raises(Invalid, match=f"^memory: {capacity} is not valid; give at least {least}"):
+            ring(SPEC, capacity, 4, by_class=by_class)
+    with pytest.raises(Invalid, match=r"^memory_batch: "):
+        ring(SPEC, 10, -1)

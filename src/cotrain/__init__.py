@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from cotrain.experiments.watch import Callback as Callback
     from cotrain.experiments.watch import Watch as Watch
     from cotrain.memory import reservoir as reservoir
+    from cotrain.memory import ring as ring
+    from cotrain.methods.agem import agem as agem
     from cotrain.methods.cotraining import cotraining as cotraining
     from cotrain.methods.der import der as der
     from cotrain.methods.der import der_plus_plus as der_plus_plus
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from cotrain.methods.finetune import finetune as finetune
     from cotrain.methods.mer import mer as mer
     from cotrain.methods.lwf import lwf as lwf
+    from cotrain.methods.gem import gem as gem
     from cotrain.methods.method import Info as Info
     from cotrain.methods.method import Method as Method
     from cotrain.methods.ogd import ogd as ogd
@@ -96,7 +99,8 @@ _MODULES = {
     "cotrain.experiments.run": ["run", "run_config"],
     "cotrain.experiments.saved": ["load_learner"],
     "cotrain.experiments.watch": ["Callback", "Watch"],
-    "cotrain.memory": ["reservoir"],
+    "cotrain.memory": ["reservoir", "ring"],
+    "cotrain.methods.agem": ["agem"],
     "cotrain.methods.cotraining": ["cotraining"],
     "cotrain.methods.der": ["der", "der_plus_plus"],
     "cotrain.methods.descent": [
@@ -116,6 +120,7 @@ _MODULES = {
     "cotrain.methods.finetune": ["DescentOptions", "Finetune", "RoutedOptions", "finetune"],
     "cotrain.methods.mer": ["mer"],
     "cotrain.methods.lwf": ["lwf"],
+    "cotrain.methods.gem": ["gem"],
     "cotrain.methods.method": ["Info", "Method"],
     "cotrain.methods.ogd": ["ogd"],
     "cotrain.methods.private": ["private"],

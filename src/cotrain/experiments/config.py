@@ -21,7 +21,7 @@ from cotrain.choice import (
 from cotrain.data import BENCHMARKS
 from cotrain.errors import Invalid, check_positive
 from cotrain.experiments.migration import is_old, migrated
-from cotrain.methods import METHODS, OPTIMIZERS
+from cotrain.methods import BUFFERS, METHODS, OPTIMIZERS
 from cotrain.networks import NETWORKS, ROUTERS, SAMPLINGS
 
 PARTS: dict[str, tuple[Table, str]] = {  # with what they are by default
@@ -35,6 +35,7 @@ TABLES: dict[str, Table] = {  # all of them
     "router": ROUTERS,
     "sampling": SAMPLINGS,
     "method": METHODS,
+    "buffer": BUFFERS,
     "optimizer": OPTIMIZERS,
 }
 

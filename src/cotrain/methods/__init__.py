@@ -13,10 +13,16 @@ METHODS = {
     "private": "cotrain.methods.private:PrivateOptions",
     "mer": "cotrain.methods.mer:MEROptions",
     "ogd": "cotrain.methods.ogd:OGDOptions",
+    "a-gem": "cotrain.methods.agem:AgemOptions",
+    "gem": "cotrain.methods.gem:GemOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
     "ewc": "cotrain.methods.ewc:EWCOptions",
     "online-ewc": "cotrain.methods.ewc:OnlineEWCOptions",
     "si": "cotrain.methods.si:SIOptions",
+}
+BUFFERS = {
+    "reservoir": "cotrain.memory:ReservoirOptions",
+    "ring": "cotrain.memory:RingOptions",
 }
 OPTIMIZERS = {
     "sgd": "cotrain.methods.optimizers:Sgd",

@@ -1,16 +1,18 @@
 """Replay: after each minibatch, another from a small memory of earlier examples (Chaudhry et al. 2019)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import optax
-from jaxtyping import Array, PRNGKeyArray, UInt32
+from jaxtyping import PRNGKeyArray
 
+from cotrain.choice import Choice, option
 from cotrain.data.batch import Batch
 from cotrain.errors import check_positive
-from cotrain.memory import BATCH, CAPACITY, Memory, Reservoir, reservoir
+from cotrain.memory import BATCH, CAPACITY, Buffer, Memory
+from cotrain.methods import BUFFERS
 from cotrain.methods.descent import Learned, Optimizer, Rates, begin, descend, rates_of
 from cotrain.methods.finetune import RoutedOptions
 from cotrain.methods.method import Info
@@ -29,14 +31,14 @@ class Noise(NamedTuple):
 
     current: Draws  # for the routes of the current batch
     replayed: Draws  # for those of the replayed batch
-    memory: tuple[UInt32[Array, "B 2"], UInt32[Array, "B 2"]]  # for the memory's update
+    memory: Any  # for the memory's update
 
 
 class Replay(eqx.Module):
     """See `replay`."""
 
     network: Network
-    memory: Reservoir
+    memory: Buffer
     rates: Rates
     memory_rates: Rates
     optimizer: Optimizer = eqx.field(static=True)
@@ -72,7 +74,7 @@ class Replay(eqx.Module):
 
 def replay(
     network: Network,
-    memory: Reservoir,
+    memory: Buffer,
     *,
     lr: float = 0.1,
     router_lr: float | None = None,
@@ -102,6 +104,8 @@ class MemoryOptions(RoutedOptions):
     """examples that the replay memory holds"""
     memory_batch: int = BATCH
     """examples replayed after each minibatch"""
+    buffer: Choice = option(BUFFERS, "reservoir")
+    """how the memory is kept"""
 
     def __post_init__(self):
         super().__post_init__()
@@ -111,7 +115,7 @@ class MemoryOptions(RoutedOptions):
 
 @dataclass(frozen=True)
 class ReplayOptions(MemoryOptions):
-    """each minibatch, then one from a reservoir of earlier examples"""
+    """each minibatch, then one from a memory of earlier examples"""
 
     memory_lr: float | None = None
     """learning rate in the step on replayed examples; by default lr"""
@@ -119,7 +123,7 @@ class ReplayOptions(MemoryOptions):
     def __call__(self, network: Network) -> Replay:
         return replay(
             network,
-            reservoir(self.memory, self.memory_batch),
+            self.buffer(network.spec, self.memory, self.memory_batch),
             lr=self.lr,
             router_lr=self.router_lr,
             memory_lr=self.memory_lr,

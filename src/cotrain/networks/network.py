@@ -33,6 +33,7 @@ class Ran(NamedTuple):
     logits: Float[Array, "B classes"]
     gates: tuple[Float[Array, "B E"] | None, ...]  # of layers whose router reads its input: what examples took
     penalty: Float[Array, ""] | None = None  # what such routers add to the loss
+    inputs: tuple[Float[Array, "B ..."], ...] = ()  # what each layer, and the head, was given
 
 
 class Network(eqx.Module):
@@ -116,9 +117,10 @@ class Network(eqx.Module):
 
     def run(self, part: Parameters, path: Path, x: Float[Array, "B ..."], weight: Float[Array, " B"]) -> Ran:
         """What a part of the network makes of a batch."""
-        read, penalties = [], []
+        read, penalties, inputs = [], [], []
         for layer, stack, router, route in zip(self.layers, part.experts, part.router, path.routes, strict=True):
             read.append(None)
+            inputs.append(x)
             if self.router is None or layer.experts == 1:
                 x = layer.outputs(stack, route, x)[0]
             elif self.router.by_task is True:
@@ -132,7 +134,8 @@ class Network(eqx.Module):
                 read[-1] = mixture.gates
                 penalties += [] if mixture.penalty is None else [mixture.penalty]
             x = x if self.activation is None else self.activation(x)
-        return Ran(self._logits(part, path, x), tuple(read), jnp.stack(penalties).sum() if penalties else None)
+        penalty = jnp.stack(penalties).sum() if penalties else None
+        return Ran(self._logits(part, path, x), tuple(read), penalty, (*inputs, x))
 
     def _logits(self, part: Parameters, path: Path, x: Float[Array, "B ..."]) -> Float[Array, "B classes"]:
         if self.one_head:

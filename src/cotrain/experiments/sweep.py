@@ -85,14 +85,19 @@ def _told_apart(made: Mapping[Config, str | None]) -> dict[Config, str]:
     apart = {}
     for config, label in labels.items():
         same = [o for o, other in labels.items() if other == label and _benchmark(o) == _benchmark(config)]
-        every = [other.options for other in same]
+        every = [other.told for other in same]
         mine = {
             name: value
-            for name, value in config.flat.items()
-            if any(name in options for options in every) and len({repr(o.flat.get(name)) for o in same}) > 1
+            for name, value in _all_options(config).items()
+            if any(name in options for options in every) and len({repr(_all_options(o).get(name)) for o in same}) > 1
         }
         apart[config] = f"{label} ({', '.join(f'{n} {v}' for n, v in mine.items())})" if mine else label
     return apart
+
+
+def _all_options(config: Config) -> dict[str, Any]:
+    """The options, and the protocol that they keep to, if any."""
+    return config.flat if config.protocol is None else {"protocol": config.protocol, **config.flat}
 
 
 def _benchmark(config: Config) -> str:

@@ -35,6 +35,7 @@ PROTOCOLS = {
         "Buzzega et al. 2020 (DER): 20 tasks, random angles in any order, 100 + 100 units, one head, batches of 128",
         {
             "tasks": 20,
+            "examples": None,
             "angles": "random",
             "interpolation": "nearest",
             "permute_first": True,
@@ -50,6 +51,7 @@ PROTOCOLS = {
         {
             "benchmark": "permuted-mnist",
             "tasks": 17,
+            "examples": None,
             "angles": "none",  # it has no rotations: with them, this is refused until angles are chosen
             "permute_first": True,
             "network": "shared-bottom",

@@ -155,7 +155,14 @@ def test_files_are_short():
 def test_defaults_agree_between_the_shell_and_python():
     config, agreed = Config().flat | Config(network="shared-bottom").flat, set()
     functions = (cotrain.routing_network, cotrain.shared_bottom, cotrain.replay, cotrain.cotraining, cotrain.finetune)
-    for function in (*functions, cotrain.task_matrix, cotrain.gaussian, cotrain.learn, cotrain.by_input):
+    for function in (
+        *functions,
+        cotrain.task_matrix,
+        cotrain.gaussian,
+        cotrain.learn,
+        cotrain.by_input,
+        cotrain.rotated,
+    ):
         for name, parameter in inspect.signature(function).parameters.items():
             default = getattr(parameter.default, "__name__", parameter.default)  # an optimizer is a function
             if name in config and default not in ("_empty", None) and (function, name) != (cotrain.cotraining, "lr"):

@@ -52,6 +52,8 @@ INNER = [name for name in METHODS if name != "cotraining"]  # which goes around 
 ABOVE = {"router": {"network": "routing-network"}, "inner": {"method": "cotraining"}}  # where there is such a choice
 ABOVE["sampling"] = {"router": "task-matrix", **ABOVE["router"]}
 
+DEPENDENT = {"k", "experts", "angles", "rotation_step"}  # of which not every value goes with every other's
+
 counts = st.integers(1, 10**6)
 rates = st.floats(0, 1e6)
 numbers = st.floats(-1e6, 1e6)
@@ -60,6 +62,8 @@ values = {
     "inner": st.sampled_from(INNER),
     "gates": st.sampled_from(["chosen", "all"]),
     "aggregation": st.sampled_from(["sum", "concatenate"]),
+    "angles": st.sampled_from(["steps", "bins", "random"]),
+    "interpolation": st.sampled_from(["bilinear", "nearest"]),
     "arrays": st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])).filter(lambda x: x != "None"),
     **{field: st.none() | counts for field in ("examples", "test_examples", "validation", "units", "budget_tasks")},
     **dict.fromkeys(("tasks", "epochs", "batch", "layers", "experts", "k", "memory", "memory_batch"), counts),
@@ -107,6 +111,8 @@ def configs(draw, field=None):
     options |= draw(st.fixed_dictionaries(given, optional=optional))
     if "k" in known:
         options["k"] = min(options.get("k", 4), options.get("experts", 20))
+    if options.get("angles", "steps") != "steps":
+        options.pop("rotation_step", None)
     return Config(**options)
 
 
@@ -165,7 +171,7 @@ def test_options_are_what_differs(config):
 
 @given(configs(), st.data())
 def test_another_option_is_all_that_is_other(config, data):
-    field = data.draw(st.sampled_from(sorted(config.flat.keys() - CHOICES.keys() - {"k", "experts"})))
+    field = data.draw(st.sampled_from(sorted(config.flat.keys() - CHOICES.keys() - DEPENDENT)))
     value = data.draw(values[field])
     assert config.but(**{field: value}).flat == config.flat | {field: value}
 

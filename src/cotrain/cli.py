@@ -80,7 +80,8 @@ def _with_flag(error: Exception) -> str:
     from cotrain.experiments.config import every_name
 
     field = str(getattr(error, "field", ""))
-    typed = isinstance(error, NoOption) or field in {*every_name(), *(option.name for option in fields(Run))}
+    known = {"protocol", *every_name(), *(option.name for option in fields(Run))}
+    typed = isinstance(error, NoOption) or field in known
     line = f"--{field.replace('_', '-')}{str(error)[len(field) :]}" if typed else str(error)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 

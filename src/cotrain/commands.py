@@ -292,16 +292,20 @@ class Bench:
 
 @dataclass(frozen=True)
 class List:
-    """List all that can be chosen by name: benchmarks, networks, routers, methods, optimizers."""
+    """List all that can be chosen by name: benchmarks, networks, routers, methods, optimizers; protocols."""
 
     def __call__(self) -> None:
         from cotrain.choice import entry_of
         from cotrain.experiments.config import TABLES
+        from cotrain.experiments.protocols import PROTOCOLS
 
         for kind, table in TABLES.items():
             print(f"{kind}:")
             for name in table:
                 print(f"  {name:24} {entry_of(kind, name, table).__doc__}")
+        print("protocol:")
+        for name, protocol in PROTOCOLS.items():
+            print(f"  {name:24} {protocol.about}")
 
 
 def _say(line: str) -> None:

@@ -8,12 +8,22 @@ from typing import Annotated, Any
 
 import tyro
 
-from cotrain.choice import fitted, flattened
+from cotrain.choice import Option, fitted, flattened
 from cotrain.errors import Invalid
-from cotrain.experiments.config import Config, all_options, every_name, known_names, meanings_of, no_option
+from cotrain.experiments.config import (
+    Config,
+    all_options,
+    every_name,
+    known_names,
+    meanings_of,
+    no_option,
+    with_protocol,
+)
+from cotrain.experiments.protocols import PROTOCOLS, undecided
 from cotrain.experiments.toml import read_toml
 
-CHOICES = {"benchmark": "stream of tasks", "network": "what learns", "method": "how to learn"}
+PROTOCOL = f"whose defaults: {', '.join(PROTOCOLS)}; any other option goes before it"
+CHOICES = {"protocol": PROTOCOL, "benchmark": "stream of tasks", "network": "what learns", "method": "how to learn"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,11 @@ def parse_run(arguments: Sequence[str], command: type) -> Parsed:
     typed = _typed(words)
     if "arrays" in typed:
         given |= {"benchmark": "arrays"}
-    known = list(all_options(given | typed))
+    if "protocol" in typed:
+        given = {**undecided(given), "protocol": typed["protocol"]}
+    protocol = Option("protocol", str, given.get("protocol", "paper"), None)
+    given = with_protocol(given, **typed)
+    known = [("protocol", protocol), *all_options(given | typed)]
     own = {one.name for one in fields(command)}
     names = {option.name for _, option in known} | own
     if len(names) < len(known) + len(own):
@@ -52,6 +66,7 @@ def parse_run(arguments: Sequence[str], command: type) -> Parsed:
     )
     parts = [getattr(parsed, kind) for kind in dict.fromkeys(kind for kind, _ in known)]
     flat = {name: value for part in parts for name, value in vars(part).items()}
+    del flat["protocol"]  # what it stands for is in the others
     replaced = known_names(given)  # what the file's own choices have, if others were typed
     left = {name: value for name, value in given.items() if name not in flat and name not in replaced}
     return Parsed(Config(**flat, **left), command(**{name: getattr(parsed.run, name) for name in own}))

@@ -80,6 +80,17 @@ def test_training_and_test_examples_stay_apart(made):
         assert not train & test
 
 
+@pytest.mark.parametrize(("angles", "grows"), [("steps", True), ("bins", False), ("random", True)])
+def test_the_first_tasks_stay_where_more_follow_unless_bins_get_narrower(angles, grows):
+    few, more = (
+        choose("benchmark", "rotated-mnist", BENCHMARKS, {**SIZES, "tasks": tasks, "angles": angles})
+        for tasks in (3, 4)
+    )
+    assert few.options.grows == grows
+    pairs = zip(taken(few(images)(0)), taken(more(images)(0)), strict=False)
+    assert all(np.array_equal(one[0], other[0]) for one, other in pairs) == grows
+
+
 def test_with_all_classes_labels_stay_as_they_are():
     options = {**SIZES, "all_classes": True}
     choice = choose("benchmark", "split-mnist", BENCHMARKS, options)
@@ -95,6 +106,9 @@ def test_with_all_classes_labels_stay_as_they_are():
     [
         ("rotated-mnist", {"tasks": 0}, "tasks"),
         ("rotated-mnist", {"rotation_step": float("inf")}, "rotation_step"),
+        ("rotated-mnist", {"angles": "none"}, "angles"),
+        ("rotated-mnist", {"interpolation": "cubic"}, "interpolation"),
+        ("rotated-mnist", {"angles": "bins", "rotation_step": 3.0}, "rotation_step"),
         ("permuted-mnist", {"examples": -1}, "examples"),
         ("split-mnist", {"stream_seed": -1}, "stream_seed"),
         ("arrays", {}, "benchmark"),

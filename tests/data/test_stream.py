@@ -5,8 +5,10 @@ import importlib
 import numpy as np
 import pytest
 import scipy.ndimage
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from cotrain.data.examples import Examples
 from cotrain.data.fetch import Dataset
@@ -113,12 +115,85 @@ def test_a_turn_weighs_each_pixel_once_at_most():
 
 def test_twenty_tasks_turn_from_0_to_171_degrees(monkeypatch):
     asked = []
-    monkeypatch.setattr(streams, "rotation", lambda shape, degrees: asked.append(degrees) or rotation(shape, degrees))
+    monkeypatch.setattr(
+        streams, "rotation", lambda shape, degrees, *how: asked.append(degrees) or rotation(shape, degrees)
+    )
     stream = rotated(DATASET)
     assert len(stream) == 20
     for task in range(20):
         everything(stream[task].test)
     assert sorted(set(asked)) == [9.0 * i for i in range(1, 20)]
+
+
+@pytest.fixture
+def angles_of(monkeypatch):
+    """The degrees by which a stream turns its tasks."""
+
+    def degrees(tasks, **options):
+        asked = []
+        with monkeypatch.context() as patch:
+            patch.setattr(streams, "rotation", lambda shape, degrees, how: asked.append(degrees))
+            stream = rotated(DATASET, tasks, **options)
+            for task in range(tasks):
+                _ = stream[task]
+        assert asked[::2] == asked[1::2], "tests are turned as training examples are"
+        return np.array(asked[::2])
+
+    return degrees
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 20])
+def test_bins_have_an_angle_each_in_ascending_order(angles_of, tasks):
+    shares = np.concatenate(
+        [angles_of(tasks, angles="bins", seed=seed) / 180 * tasks - range(tasks) for seed in range(40)]
+    )
+    assert ((shares >= 0) & (shares < 1)).all()
+    assert scipy.stats.kstest(shares, "uniform").pvalue > 1e-4
+    assert len({*shares}) == len(shares)
+
+
+def test_random_angles_are_uniform_and_in_no_order(angles_of):
+    angles = angles_of(500, angles="random", seed=4)
+    assert ((angles >= 0) & (angles < 180)).all()
+    assert scipy.stats.kstest(angles / 180, "uniform").pvalue > 1e-4
+    assert scipy.stats.spearmanr(angles, range(500)).pvalue > 1e-4
+    np.testing.assert_array_equal(angles_of(20, angles="random", seed=4), angles[:20])
+
+
+@pytest.mark.parametrize("angles", ["bins", "random"])
+def test_angles_depend_on_the_streams_seed_alone(angles_of, angles):
+    one = angles_of(20, angles=angles, seed=5)
+    np.testing.assert_array_equal(one, angles_of(20, angles=angles, seed=5, examples=7, interpolation="nearest"))
+    assert not np.isin(one, angles_of(20, angles=angles, seed=6)).any()
+
+
+@pytest.mark.parametrize(("field", "near"), [("angles", "bins"), ("interpolation", "nearest")])
+def test_what_no_rotation_has_is_refused(field, near):
+    with pytest.raises(Invalid, match=f"^{field}: '{near}s' is not valid; did you mean '{near}'"):
+        rotated(DATASET, 2, **{field: f"{near}s"})
+
+
+@pytest.mark.parametrize("quarters", [0, 1, 2, 3, 4])
+def test_the_nearest_pixels_of_quarter_turns_are_those_of_pil(quarters):
+    image = DRAWS.integers(0, 256, (28, 28), np.uint8)
+    turned = (rotation((28, 28), 90 * quarters, "nearest") @ image.ravel()).reshape(28, 28)
+    np.testing.assert_array_equal(turned, np.asarray(Image.fromarray(image).rotate(90 * quarters)))
+
+
+def test_the_nearest_pixels_are_those_of_pil_but_for_ties():
+    # Pillow counts in 2^-16 of a pixel; where two pixels are as near as that, it may take the other one.
+    image = DRAWS.integers(1, 256, (28, 28), np.uint8)
+    down, right = np.mgrid[:28, :28] - 13.5
+    unlike = 0
+    for degrees in DRAWS.uniform(0, 180, 100):
+        turned = (rotation((28, 28), degrees, "nearest") @ image.ravel()).reshape(28, 28)
+        cosine, sine = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
+        sources = np.stack([down * cosine + right * sine, right * cosine - down * sine])
+        from_tie = np.abs(sources - np.round(sources)).min(axis=0)  # two pixels are equally far where it is 0
+        differs = turned != np.asarray(Image.fromarray(image).rotate(degrees))
+        assert (from_tie[differs] < 1e-3).all()
+        unlike += differs.sum()
+    assert unlike < 100, "of 78,400 pixels"
 
 
 # Split
@@ -200,7 +275,7 @@ def test_nothing_is_transformed_before_it_is_taken(monkeypatch):
     turned = []
 
     class Turn:
-        def __init__(self, shape, degrees):
+        def __init__(self, shape, degrees, how):
             self.matrix = rotation(shape, degrees)
 
         def __matmul__(self, columns):

@@ -15,8 +15,8 @@ import numpy as np
 
 from cotrain.data.arrays import load_arrays
 from cotrain.data.fetch import Dataset
-from cotrain.data.stream import Spec, Stream, permuted, rotated, share_of, split
-from cotrain.errors import Invalid, check_positive
+from cotrain.data.stream import ANGLES, INTERPOLATIONS, Spec, Stream, permuted, rotated, share_of, split
+from cotrain.errors import Invalid, check_name, check_positive
 
 CLASSES, SHAPE = 10, (28, 28)  # of MNIST and its drop-ins
 
@@ -85,14 +85,28 @@ class RotatedMnist(Images):
 
     rotation_step: float = 9.0
     """degrees between one task and the next"""
+    angles: str = "steps"
+    """steps of so many degrees; bins, one angle from each of as many parts of 180 degrees as tasks; random, from all"""
+    interpolation: str = "bilinear"
+    """what a turned pixel is made of: bilinear, the four nearest ones; nearest, that one, as PIL does by default"""
 
     def __post_init__(self):
         super().__post_init__()
         if not math.isfinite(self.rotation_step):
             raise Invalid("rotation_step", self.rotation_step, "choose a number of degrees")
+        check_name("angles", self.angles, ANGLES)
+        check_name("interpolation", self.interpolation, INTERPOLATIONS)
+        if self.angles != "steps" and self.rotation_step != type(self).rotation_step:
+            raise Invalid("rotation_step", self.rotation_step, f"it is for angles in steps, and not {self.angles}")
+
+    @property
+    def grows(self) -> bool:
+        """Bins are as many as tasks, so that each moves where there are more."""
+        return self.angles != "bins"
 
     def stream(self, dataset: Dataset, seed: int) -> Stream:
-        return rotated(dataset, self.tasks, step=self.rotation_step, **self.sizes, seed=seed)
+        how = {"step": self.rotation_step, "angles": self.angles, "interpolation": self.interpolation}
+        return rotated(dataset, self.tasks, **how, **self.sizes, seed=seed)
 
 
 @dataclass(frozen=True)

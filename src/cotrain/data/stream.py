@@ -14,7 +14,10 @@ import scipy.sparse
 from cotrain.data.examples import Examples, Transform, check_arrays, native
 from cotrain.data.fetch import Dataset
 from cotrain.data.sources import Source, peeked, source_of
-from cotrain.errors import Invalid, check_positive
+from cotrain.errors import Invalid, check_name, check_positive
+
+ANGLES = ("steps", "bins", "random")
+INTERPOLATIONS = ("bilinear", "nearest")
 
 
 class Spec(NamedTuple):
@@ -159,22 +162,37 @@ def rotated(
     tasks: int = 20,
     *,
     step: float = 9.0,
+    angles: str = "steps",
+    interpolation: str = "bilinear",
     examples: int | None = None,
     test_examples: int | None = None,
     seed: int = 0,
 ) -> Stream:
-    """Task i sees the images turned counter-clockwise by i times `step` degrees, with bilinear interpolation."""
+    """Each task sees the images turned counter-clockwise by an angle of its own.
+
+    `angles` are "steps", i times `step` degrees for task i; "bins", one drawn from each of as many parts of [0°, 180°)
+    as there are tasks, ascending; or "random", each from all of it. `interpolation` is "bilinear" or "nearest".
+    """
+    check_name("angles", angles, ANGLES)
+    check_name("interpolation", interpolation, INTERPOLATIONS)
+
+    def angle(task: int) -> float:
+        if angles == "steps":
+            return task * step
+        share = np.random.default_rng([11, seed, task]).random()
+        return 180 * ((task + share) / tasks if angles == "bins" else share)
 
     def transform(task: int) -> Transform | None:
-        if task == 0:
+        degrees = angle(task)
+        if degrees == 0:
             return None
-        turn = rotation(dataset.train_x.shape[1:], task * step)
+        turn = rotation(dataset.train_x.shape[1:], degrees, interpolation)
         return lambda x: (turn @ x.reshape(len(x), -1).T).T.reshape(x.shape)
 
     return transformed(dataset, tasks, transform, examples, test_examples, seed)
 
 
-def rotation(shape: tuple[int, ...], degrees: float) -> scipy.sparse.csr_array:
+def rotation(shape: tuple[int, ...], degrees: float, interpolation: str = "bilinear") -> scipy.sparse.csr_array:
     """The matrix that turns a flattened image about its centre; what comes from outside is 0."""
     height, width = shape
     angle = np.deg2rad(degrees)
@@ -183,6 +201,8 @@ def rotation(shape: tuple[int, ...], degrees: float) -> scipy.sparse.csr_array:
     # Where each pixel of the turned image comes from; rounded so that multiples of 90° are exact.
     source_row = np.round(down * np.cos(angle) + right * np.sin(angle) + (height - 1) / 2, 9)
     source_column = np.round(-down * np.sin(angle) + right * np.cos(angle) + (width - 1) / 2, 9)
+    if interpolation == "nearest":
+        source_row, source_column = np.floor(source_row + 0.5), np.floor(source_column + 0.5)
     top, left = np.floor(source_row).astype(int), np.floor(source_column).astype(int)
     targets, sources, weights = [], [], []
     for below in (0, 1):

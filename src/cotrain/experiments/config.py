@@ -19,8 +19,9 @@ from cotrain.choice import (
     read,
 )
 from cotrain.data import BENCHMARKS
-from cotrain.errors import Invalid, check_positive
+from cotrain.errors import Invalid, check_name, check_positive
 from cotrain.experiments.migration import is_old, migrated
+from cotrain.experiments.protocols import DECIDED, PROTOCOLS, undecided
 from cotrain.methods import BUFFERS, METHODS, OPTIMIZERS
 from cotrain.networks import NETWORKS, ROUTERS, SAMPLINGS
 
@@ -61,6 +62,7 @@ class Config:
     """A benchmark, a network and a method; the defaults are the paper's, or our reading of it.
 
     It is made from options by their names, `Config(method="replay", lr=0.05)`: each belongs to one of the parts.
+    Other defaults than the paper's have names too, `Config(protocol="gem", lr=0.05)`.
     """
 
     benchmark: Choice
@@ -69,11 +71,12 @@ class Config:
     schedule: Schedule
 
     def __init__(self, **options: Any):
-        given = _with_benchmark(options)
+        wanted = with_protocol(options)
+        given = dict(wanted)
         parts = {kind: choose(kind, given.pop(kind, usual), table, given) for kind, (table, usual) in PARTS.items()}
         schedule = _schedule(given)
         for name, value in given.items():
-            raise no_option(name, value, options)
+            raise no_option(name, value, wanted)
         self._set(**parts, schedule=schedule)
 
     def _set(self, **parts: Any) -> None:
@@ -116,13 +119,31 @@ class Config:
         named |= {name: value for name, value in vars(self.schedule).items() if value != usual[name]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
 
+    @property
+    def protocol(self) -> str | None:
+        """The protocol that it keeps to in all that the protocol decides, other than the paper's."""
+        flat = self.flat
+        for name, (_, options) in PROTOCOLS.items():
+            decided = {one: value for one, value in options.items() if one in DECIDED}
+            if "tasks" in flat and decided and all(flat.get(one, value) == value for one, value in decided.items()):
+                return name
+        return None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """`options`, for people: with the protocol in the place of what it decides."""
+        if self.protocol is None:
+            return self.options
+        rest = {name: value for name, value in self.options.items() if name not in PROTOCOLS[self.protocol].options}
+        return {"protocol": self.protocol, **rest}
+
     def record(self) -> dict[str, Any]:
         """The configuration as it is written to and read from JSON and TOML."""
         return {**{kind: getattr(self, kind).nested() for kind in PARTS}, **vars(self.schedule)}
 
     def but(self, **options: Any) -> "Config":
         """The same with other options; those that another part does not have are left out."""
-        wanted = {**self.flat, **options}
+        wanted = {**(undecided(self.flat) if "protocol" in options else self.flat), **options}
         names = known_names(wanted)
         return Config(**{name: value for name, value in wanted.items() if name in names or name in options})
 
@@ -130,6 +151,14 @@ class Config:
     def joint(self) -> bool:
         """Whether all tasks are learned at once."""
         return self.method.name == "joint"
+
+
+def with_protocol(given: Mapping[str, Any], /, **typed: Any) -> dict[str, Any]:
+    """Options, with those of their protocol that what is chosen has; what is `typed` may choose it too."""
+    given = _with_benchmark(given)
+    _, usual = PROTOCOLS[check_name("protocol", given.pop("protocol", "paper"), PROTOCOLS)]
+    known = known_names({**usual, **given, **typed})
+    return {**{name: value for name, value in usual.items() if name in known}, **given}
 
 
 def all_options(given: Mapping[str, Any]) -> Iterator[tuple[str, Option]]:

@@ -82,17 +82,23 @@ def _cells(above: Mapping[str, Any], table: Mapping[str, Any], options: Mapping[
 def _told_apart(made: Mapping[Config, str | None]) -> dict[Config, str]:
     """A label for each configuration; where others on its benchmark have the same, with the options that differ."""
     labels = {config: label or label_of(config) for config, label in made.items()}
+    told = {config: config.told for config in labels}
+    every = {config: _all_options(config) for config in labels}
     apart = {}
     for config, label in labels.items():
         same = [o for o, other in labels.items() if other == label and _benchmark(o) == _benchmark(config)]
-        every = [other.options for other in same]
         mine = {
             name: value
-            for name, value in config.flat.items()
-            if any(name in options for options in every) and len({repr(o.flat.get(name)) for o in same}) > 1
+            for name, value in every[config].items()
+            if any(name in told[o] for o in same) and len({repr(every[o].get(name)) for o in same}) > 1
         }
         apart[config] = f"{label} ({', '.join(f'{n} {v}' for n, v in mine.items())})" if mine else label
     return apart
+
+
+def _all_options(config: Config) -> dict[str, Any]:
+    """The options, and the protocol that they keep to, if any."""
+    return config.flat if config.protocol is None else {"protocol": config.protocol, **config.flat}
 
 
 def _benchmark(config: Config) -> str:

@@ -3,8 +3,8 @@
 Axes: B current examples, R replayed ones.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cotrain.data.batch import Batch
 from cotrain.errors import check_rate
-from cotrain.memory import Memory, Reservoir, reservoir
+from cotrain.memory import Buffer, Memory
 from cotrain.methods.descent import Learned, Optimizer, Part, Rates, begin, cross_entropy, move, rate, rates_of, slope
 from cotrain.methods.method import Info
 from cotrain.methods.replay import MemoryOptions, Noise
@@ -32,7 +32,7 @@ class Der(eqx.Module):
     """See `der` and `der_plus_plus`."""
 
     network: Network
-    memory: Reservoir
+    memory: Buffer
     alpha: Float[Array, ""]
     beta: Float[Array, ""] | None  # None, and no second draw, for DER
     rates: Rates
@@ -91,7 +91,7 @@ def squares(logits: Float[Array, "R classes"], stored: Float[Array, "R classes"]
 
 def der(
     network: Network,
-    memory: Reservoir,
+    memory: Buffer,
     *,
     alpha: float = 0.5,
     lr: float = 0.1,
@@ -107,7 +107,7 @@ def der(
 
 def der_plus_plus(
     network: Network,
-    memory: Reservoir,
+    memory: Buffer,
     *,
     alpha: float = 0.5,
     beta: float = 0.5,
@@ -119,7 +119,7 @@ def der_plus_plus(
 
     The memory's `batch` is the size of each of the two.
     """
-    twice = reservoir(memory.capacity, 2 * memory.batch)
+    twice: Any = replace(cast(Any, memory), batch=2 * memory.batch)
     return Der(network, twice, rate("alpha", alpha), rate("beta", beta), rates_of(lr, router_lr), optimizer)
 
 
@@ -137,7 +137,7 @@ class DerOptions(MemoryOptions):
     def __call__(self, network: Network) -> Der:
         return der(
             network,
-            reservoir(self.memory, self.memory_batch),
+            self.buffer(network.spec, self.memory, self.memory_batch),
             alpha=self.alpha,
             lr=self.lr,
             router_lr=self.router_lr,
@@ -159,7 +159,7 @@ class DerPlusPlusOptions(DerOptions):
     def __call__(self, network: Network) -> Der:
         return der_plus_plus(
             network,
-            reservoir(self.memory, self.memory_batch),
+            self.buffer(network.spec, self.memory, self.memory_batch),
             alpha=self.alpha,
             beta=self.beta,
             lr=self.lr,

@@ -23,7 +23,7 @@ from cotrain.report.table import PAPER
 FULL_SCALES = (None, "single", "paper")
 FULL_EXAMPLES = (None, 60000)
 SIZES = {"tasks", "test_examples", "validation", "batch", "rotation_step", "hidden", "layers", "experts", "k", "units"}
-SIZES |= {"memory", "memory_batch", "arrays", "one_head"}  # what the paper says of its experiment, but for examples
+SIZES |= {"memory", "memory_batch", "arrays", "one_head", "angles"}  # what the paper says of it, but for examples
 NAMED = ("benchmark", "network", "method", "arrays")  # what the row is called, not an option of it
 UNREADABLE = (Damaged, OSError, ValueError, KeyError, TypeError)  # a file that is missing, cut short or something else
 
@@ -220,7 +220,7 @@ def _setting(cell: Cell, cells: Sequence[Cell]) -> str:
 
 def _changed(config: Config | None) -> dict[str, Any]:
     """What is not as by default."""
-    return {} if config is None else config.options
+    return {} if config is None else config.told
 
 
 def _cell(runs: list[Run]) -> Cell:

@@ -114,7 +114,7 @@ def _row(group: list[dict[str, Any]]) -> Row:
     def summary(name: str) -> Summary:
         return summarise(np.array([np.nan if record[name] is None else record[name] for record in group]))
 
-    changed = {name: value for name, value in config.options.items() if name not in NAMED}
+    changed = {name: value for name, value in config.told.items() if name not in NAMED}
     return Row(
         config.flat.get("arrays") or config.benchmark.name,
         config.network.name,

@@ -21,14 +21,13 @@ from cotrain.data.stream import Stream
 from cotrain.memory import reservoir, ring
 from cotrain.methods.agem import agem
 from cotrain.methods.cotraining import cotraining
+from cotrain.methods.der import der, der_plus_plus
 from cotrain.methods.ewc import ewc
 from cotrain.methods.finetune import finetune
+from cotrain.methods.gem import gem
+from cotrain.methods.lwf import lwf
 from cotrain.methods.mer import mer
 from cotrain.methods.ogd import ogd
-from cotrain.methods.der import der, der_plus_plus
-from cotrain.methods.finetune import finetune
-from cotrain.methods.lwf import lwf
-from cotrain.methods.gem import gem
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.methods.si import si
@@ -171,20 +170,20 @@ CASES = [(method, network) for method in METHODS for network in NETWORKS]
 CASES.remove(("private", "shared_bottom"))
 # What keeps the contract too, though its numbers are not recorded: a row for each method, and for each router.
 MORE_METHODS = {
-    "a-gem": lambda network, lr: agem(network, ring(network.spec, 27, 8, by_class=True), lr=lr),
-    "gem": lambda network, lr: gem(network, ring(network.spec, 27, 0), memory_batch=4, lr=lr),
-    "gem_on_all": lambda network, lr: gem(network, ring(network.spec, 27, 0), lr=lr),
-    "cotrained_a-gem": lambda network, lr: cotraining(agem(network, ring(network.spec, 27, 8), lr=lr)),
     "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
+    "ring_replay": lambda network, lr: replay(network, ring(network.spec, 27, 5, by_class=True), lr=lr),
     "ewc": lambda network, lr: ewc(network, lr=lr, strength=1.0, fisher_examples=10),
     "online_ewc": lambda network, lr: ewc(network, lr=lr, strength=1.0, decay=0.9, fisher_examples=10),
     "si": lambda network, lr: si(network, lr=lr),
-    "mer": lambda network, lr: mer(network, reservoir(20, 5), beta=0.3, lr=lr),
-    "ogd": lambda network, lr: ogd(network, basis=4, lr=lr),
     "lwf": lambda network, lr: lwf(network, lr=lr),
     "der": lambda network, lr: der(network, reservoir(20, 5), lr=lr),
     "der_plus_plus": lambda network, lr: der_plus_plus(network, reservoir(20, 5), lr=lr),
-    "ring_replay": lambda network, lr: replay(network, ring(network.spec, 27, 5, by_class=True), lr=lr),
+    "a_gem": lambda network, lr: agem(network, ring(network.spec, 27, 8, by_class=True), lr=lr),
+    "cotrained_a_gem": lambda network, lr: cotraining(agem(network, ring(network.spec, 27, 8), lr=lr)),
+    "gem": lambda network, lr: gem(network, ring(network.spec, 27, 0), memory_batch=4, lr=lr),
+    "gem_on_all": lambda network, lr: gem(network, ring(network.spec, 27, 0), lr=lr),
+    "ogd": lambda network, lr: ogd(network, basis=4, lr=lr),
+    "mer": lambda network, lr: mer(network, reservoir(20, 5), beta=0.3, lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),
@@ -198,14 +197,13 @@ NETWORKS |= {
     )
     for name, router in ROUTERS.items()
 }
+PLAIN = [name for name in MORE_METHODS if not name.startswith("cotrained")]
 MORE_CASES = [
     *((name, "routing_network") for name in MORE_METHODS),
-    *((name, "shared_bottom") for name in ("mer", "ogd")),
-    *((name, "shared_bottom") for name in ("lwf", "der", "der_plus_plus")),
+    *((name, "shared_bottom") for name in PLAIN),
+    *((name, "by_input") for name in ("ewc", "si", "a_gem", "gem")),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
-    *((name, network) for name in ("ewc", "online_ewc", "si") for network in ("shared_bottom", "by_input")),
-    *((name, network) for name in ("a-gem", "gem") for network in ("shared_bottom", "by_input")),
 ]
 TRACES = {case: Traces() for case in CASES + MORE_CASES}
 TRACES |= {("joint", network): TRACES["finetune", network] for network in ("shared_bottom", "routing_network")}  # same

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from cotrain.methods.finetune import Finetune as Finetune
     from cotrain.methods.finetune import RoutedOptions as RoutedOptions
     from cotrain.methods.finetune import finetune as finetune
-    from cotrain.methods.mer import mer as mer
-    from cotrain.methods.lwf import lwf as lwf
     from cotrain.methods.gem import gem as gem
+    from cotrain.methods.lwf import lwf as lwf
+    from cotrain.methods.mer import mer as mer
     from cotrain.methods.method import Info as Info
     from cotrain.methods.method import Method as Method
     from cotrain.methods.ogd import ogd as ogd

@@ -209,7 +209,7 @@ def test_with_any_optimizer_the_first_step_on_a_shared_bottom_is_finetunings(opt
         assert distance(after.learner, tuned(network, learner, batch, optimizer=optimizer)) < 1e-7
 
 
-@pytest.mark.parametrize("case", [("a-gem", "shared_bottom"), ("gem", "shared_bottom"), ("gem", "routing_network")])
+@pytest.mark.parametrize("case", [("a_gem", "shared_bottom"), ("gem", "shared_bottom"), ("gem", "routing_network")])
 def test_seeds_at_once_agree_with_one_at_a_time(case):
     options = {"batch": 6, "epochs": 1, "chunk": 16}
     together = run(learn(make(case), [STREAM] * 2, [0, 1], **options))

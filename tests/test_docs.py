@@ -37,6 +37,12 @@ def test_the_routers_table_is_made_from_the_records():
     assert insert(text, table) == text
 
 
+def test_the_protocols_table_is_made_from_the_records():
+    text = (ROOT / "docs" / "protocols.md").read_text()
+    table = markdown(rows(read_records([ROOT / "results" / "protocols"])))
+    assert insert(text, table) == text
+
+
 def test_the_readmes_tables_and_those_of_the_paper_are_made_from_the_records():
     directory = ROOT / "results" / "paper"
     study = read_study(directory)

@@ -50,7 +50,6 @@ class Images(ABC):
     stream_seed: int | None = None
     """what makes the tasks; by default the run's seed, which is the same for every method"""
     dataset: ClassVar[str] = "mnist"
-    grows: ClassVar[bool] = True  # the first tasks are the same, however many follow
 
     def __post_init__(self):
         check_positive("tasks", self.tasks)
@@ -63,6 +62,11 @@ class Images(ABC):
     @property
     def spec(self) -> Spec:
         return Spec(SHAPE, CLASSES, self.tasks)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the first tasks are the same, however many follow."""
+        return True
 
     def __call__(self, load: Load) -> Callable[[int], Stream]:
         dataset = load(self.dataset)
@@ -101,8 +105,7 @@ class RotatedMnist(Images):
 
     @property
     def grows(self) -> bool:
-        """Bins are as many as tasks, so that each moves where there are more."""
-        return self.angles != "bins"
+        return self.angles != "bins"  # which are as many as tasks, and so move where there are more
 
     def stream(self, dataset: Dataset, seed: int) -> Stream:
         how = {"step": self.rotation_step, "angles": self.angles, "interpolation": self.interpolation}
@@ -128,11 +131,14 @@ class SplitMnist(Images):
     """number of tasks, each with as many of the classes"""
     all_classes: bool = False
     """labels tell all classes apart, and not those of a task alone: with one head, learning by classes"""
-    grows: ClassVar[bool] = False
 
     @property
     def spec(self) -> Spec:
         return Spec(SHAPE, CLASSES if self.all_classes else share_of(CLASSES, self.tasks), self.tasks)
+
+    @property
+    def grows(self) -> bool:
+        return False
 
     def stream(self, dataset: Dataset, seed: int) -> Stream:
         return split(dataset, self.tasks, all_classes=self.all_classes, **self.sizes, seed=seed)

@@ -60,8 +60,8 @@ class OGD(eqx.Module):
 
     def consolidate(self, state: OGDState, batch: Batch, key: PRNGKeyArray) -> OGDState:
         del key
-        parameters, slot = state.learner.parameters, batch.tasks[0]
-        state = state._replace(basis=jax.tree.map(lambda a: a.at[slot].set(0), state.basis))  # were it learned before
+        parameters, slot = state.learner.parameters, batch.tasks[0]  # in a joint run, whichever
+        state = state._replace(basis=jax.tree.map(lambda a: a.at[slot].set(0), state.basis))  # if it was learned before
 
         def add(own: Parameters, given: tuple[Array, ...]) -> tuple[Parameters, None]:
             place, x, y, task, weight = given
@@ -71,9 +71,7 @@ class OGD(eqx.Module):
                 rest = self._without(own, self._projected(state, rest))
             new = (weight > 0) & (self._share(rest, gradient) > REMAINDER)
             scale = jnp.where(new, 1 / self._length(rest), 0)
-            return jax.tree.map(
-                lambda all, v: all.at[place].set(jnp.where(new, scale * v, 0)), own, rest
-            ), None  # S ← S ∪ {u/‖u‖}
+            return jax.tree.map(lambda a, u: a.at[place].set(scale * u), own, rest), None  # S ← S ∪ {u/‖u‖}
 
         own = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), state.basis)
         places = jnp.arange(self.examples)

@@ -112,7 +112,7 @@ def ewc(
     lr: float = 0.1,
     router_lr: float | None = None,
     optimizer: Optimizer = optax.sgd,
-    strength: float = 100.0,
+    strength: float = 10.0,
     decay: float | None = None,
     fisher_examples: int = 1000,
     empirical: bool = False,
@@ -138,7 +138,7 @@ def ewc(
 class EWCOptions(RoutedOptions):
     """a penalty on moving what mattered to earlier tasks (Kirkpatrick et al. 2017)"""
 
-    strength: float = 100.0
+    strength: float = 10.0
     """how strongly it is held, λ"""
     fisher_examples: int = 1000
     """examples of a task that say what mattered to it"""

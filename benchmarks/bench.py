@@ -22,9 +22,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from benchmarks.workload import Workload, permuted_mnist
+from cotrain.methods import METHODS
 
 TORCH, AVALANCHE = "benchmarks.peers.torch_eager", "benchmarks.peers.avalanche_naive"
-OURS, LIMIT = "benchmarks.ours", "benchmarks.limit"
+OURS, LIMIT, STEP = "benchmarks.ours", "benchmarks.limit", "benchmarks.methods"
 # A program that several processes need is compiled once in a run, as it is in a sweep.
 COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 
@@ -69,6 +70,12 @@ GROWTH = [
     *[Contestant("with replay", f"{n} experts", OURS, "routed_replay", {"experts": n}) for n in EXPERTS],
     Contestant("with replay", "memory of 100000", OURS, "routed_replay", {"memory": 100_000}),
     *[Contestant("algorithm 1", f"{n} tasks", OURS, "algorithm1", {"tasks": n}) for n in TASKS],
+]
+NAMES = [name for name in METHODS if name not in ("joint", "private")]  # which are fine-tuning
+STEPS = [
+    Contestant(network, name, STEP, "step", {"network": network, "method": name}, quick=network == "shared-bottom")
+    for network in ("shared-bottom", "routing-network")
+    for name in NAMES
 ]
 TASK, QUICK_TASK = 60_000, 10_000  # examples: growth is measured in tasks as long as the paper's
 PEAK = Contestant("peak", "BLAS", LIMIT, "peak")
@@ -162,15 +169,11 @@ def bench(quick: bool = False) -> dict[str, Any]:
         machine = _all_cores(crowds, 1 if quick else rounds, cores)
         for process in [p for p, _ in alone] + [p for crowd in crowds for p in crowd.processes]:
             process.close()
+        say("a step of each method")
+        steps = _in_turns(start, [one for one in STEPS if one.quick or not quick], rounds, cores[0])
         say("growth")
         begin = _Start(_growth_workload(workload, QUICK_TASK if quick else TASK), Path(directory), cores, stack)
-        growth = []
-        for _, alike in groupby(GROWTH, lambda contestant: contestant.subject):  # all at once take too much memory
-            growing = begin(alike)
-            _take_turns(growing, rounds, cores[0])
-            growth += [m for _, m in growing]
-            for process, _ in growing:
-                process.close()
+        growth = _in_turns(begin, GROWTH, rounds, cores[0])
         figures = {}
         for single in (PEAK, RESIDENT, LEARNER, STREAM):
             say(single.subject)
@@ -186,13 +189,27 @@ def bench(quick: bool = False) -> dict[str, Any]:
         "iterations_per_pass": sum(-(-len(y) // workload.batch) for _, y in workload.tasks),
         "one_core": [m.record() for m in one_core],
         "machine": machine,
+        "steps": [m.record() for m in steps],
         "growth": [m.record() for m in growth],
         "blas_peak_gflops": figures["peak"],
         "resident_megabytes": [{"tasks": n, "megabytes": size} for n, size in figures["resident memory"]],
         "learner": figures["learner"],
         "stream": figures["stream of 50 GB"],
-        "ratios": _ratios(one_core, growth, machine) | _learner_ratios(figures["learner"], figures["stream of 50 GB"]),
+        "ratios": _ratios(one_core, growth, machine)
+        | _step_ratios(steps)
+        | _learner_ratios(figures["learner"], figures["stream of 50 GB"]),
         "seconds": time.monotonic() - started,
+    }
+
+
+def _step_ratios(steps: list[Measured]) -> dict[str, float | None]:
+    """The medians over the rounds of a step's time on the shared bottom over that of plain replay."""
+    found = {m.contestant.name: m.microseconds for m in steps if m.contestant.subject == "shared-bottom"}
+    plain = found.get("replay", [])
+    return {
+        f"step_{name.replace('-', '_')}_over_replay": _over(found.get(name, []), plain)
+        for name in NAMES
+        if name != "replay"
     }
 
 
@@ -243,6 +260,18 @@ def _take_turns(running: list[tuple[Process, Measured]], rounds: int, core: int)
                 measured.microseconds.append(answer["seconds"] / answer["iterations"] * 1e6)
 
 
+def _in_turns(start: _Start, contestants: Iterable[Contestant], rounds: int, core: int) -> list[Measured]:
+    """Those of one subject take turns; then they make room for the next, since all at once take too much memory."""
+    measured = []
+    for _, alike in groupby(contestants, lambda contestant: contestant.subject):
+        running = start(alike)
+        _take_turns(running, rounds, core)
+        measured += [m for _, m in running]
+        for process, _ in running:
+            process.close()
+    return measured
+
+
 def _crowds(start: _Start, alone: list[tuple[Process, Measured]], cores: Sequence[int]) -> list[Crowd]:
     """For each contestant of the whole machine, a process per core: the one that it has, and new ones."""
     able = [(process, m.contestant) for process, m in alone if m.error is None and m.contestant in MACHINE]
@@ -277,20 +306,22 @@ def _changed(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     return replace(workload, **changes)
 
 
+def _over(a: list[float], b: list[float]) -> float | None:
+    """The median over the rounds of one time over another; None where one is missing."""
+    return statistics.median(x / y for x, y in zip(a, b, strict=True)) if a and b else None
+
+
 def _ratios(one_core: list[Measured], growth: list[Measured], machine: list[dict[str, Any]]) -> dict[str, float | None]:
     """Medians over the rounds of one contestant's time over another's in the same round; None where one is missing."""
 
     def time_of(measured: list[Measured], subject: str, name: str) -> list[float]:
         return next((m.microseconds for m in measured if m.contestant[:2] == (subject, name)), [])
 
-    def over(a: list[float], b: list[float]) -> float | None:
-        return statistics.median(x / y for x, y in zip(a, b, strict=True)) if a and b else None
-
     def against(subject: str, peer: str) -> float | None:
-        return over(time_of(one_core, subject, peer), time_of(one_core, subject, "cotrain"))
+        return _over(time_of(one_core, subject, peer), time_of(one_core, subject, "cotrain"))
 
     def grown(subject: str, large: str, small: str) -> float | None:
-        return over(time_of(growth, subject, large), time_of(growth, subject, small))
+        return _over(time_of(growth, subject, large), time_of(growth, subject, small))
 
     def everywhere(subject: str, name: str) -> list[float]:
         found = [m["iterations_per_second"]["rounds"] for m in machine if (m["subject"], m["name"]) == (subject, name)]
@@ -299,7 +330,7 @@ def _ratios(one_core: list[Measured], growth: list[Measured], machine: list[dict
     bottom = "shared bottom"
     return {
         "algorithm1_vs_torch_one_core": against("algorithm 1", "PyTorch eager"),
-        "algorithm1_vs_torch_machine": over(
+        "algorithm1_vs_torch_machine": _over(
             everywhere("algorithm 1", "cotrain"), everywhere("algorithm 1", "PyTorch eager")
         ),
         "algorithm1_vs_torch_vectorised": against("algorithm 1", "PyTorch eager, vectorised"),
@@ -312,7 +343,7 @@ def _ratios(one_core: list[Measured], growth: list[Measured], machine: list[dict
         "replay_vs_torch": against(f"{bottom} + replay", "PyTorch eager"),
         "replay_vs_avalanche": against(f"{bottom} + replay", "Avalanche"),
         "replay_vs_avalanche_measuring_nothing": against(f"{bottom} + replay", "Avalanche, measuring nothing"),
-        "shared_bottom_step_over_blas": over(
+        "shared_bottom_step_over_blas": _over(
             time_of(one_core, bottom, "cotrain"), time_of(one_core, bottom, "its matrix products in BLAS")
         ),
         "experts_1280_over_20_current": grown("current batch", "1280 experts", "20 experts"),

@@ -12,27 +12,27 @@ from benchmarks.workload import Pass
 
 def finetune(workload: Any) -> Callable[[], Pass]:
     """Plain SGD on a shared bottom."""
-    return _passes(workload, methods(workload)["shared bottom"])
+    return passes(workload, methods(workload)["shared bottom"])
 
 
 def replay(workload: Any) -> Callable[[], Pass]:
     """A step on each minibatch, then one on a batch from memory, on a shared bottom."""
-    return _passes(workload, methods(workload)["shared bottom + replay"])
+    return passes(workload, methods(workload)["shared bottom + replay"])
 
 
 def algorithm1(workload: Any) -> Callable[[], Pass]:
     """A routing network with replay and co-training: the paper's Algorithm 1."""
-    return _passes(workload, _algorithm1(workload))
+    return passes(workload, _algorithm1(workload))
 
 
 def routed_finetune(workload: Any) -> Callable[[], Pass]:
     """Plain SGD on a routing network: the step on the current task's batch alone."""
-    return _passes(workload, cotrain.finetune(_routing_network(workload), lr=workload.lr))
+    return passes(workload, cotrain.finetune(routing_network(workload), lr=workload.lr))
 
 
 def routed_replay(workload: Any) -> Callable[[], Pass]:
     """Replay on a routing network."""
-    return _passes(workload, cotrain.replay(_routing_network(workload), _memory(workload), lr=workload.lr))
+    return passes(workload, cotrain.replay(routing_network(workload), _memory(workload), lr=workload.lr))
 
 
 def resident(workload: Any) -> Callable[[], list[tuple[int, float]]]:
@@ -53,18 +53,18 @@ def methods(workload: Any) -> dict[str, cotrain.Method]:
     """What is measured against others, by name."""
     return {
         "algorithm 1": _algorithm1(workload),
-        "shared bottom + replay": cotrain.replay(_shared_bottom(workload), _memory(workload), lr=workload.lr),
+        "shared bottom + replay": cotrain.replay(shared_bottom(workload), _memory(workload), lr=workload.lr),
         "shared bottom": finetuned(workload),
     }
 
 
 def finetuned(workload: Any) -> cotrain.Method:
     """Plain SGD on a shared bottom."""
-    return cotrain.finetune(_shared_bottom(workload), lr=workload.lr)
+    return cotrain.finetune(shared_bottom(workload), lr=workload.lr)
 
 
 def _algorithm1(workload: Any) -> cotrain.Method:
-    replayed = cotrain.replay(_routing_network(workload), _memory(workload), lr=workload.lr)
+    replayed = cotrain.replay(routing_network(workload), _memory(workload), lr=workload.lr)
     return cotrain.cotraining(replayed, lr=workload.lr)
 
 
@@ -76,7 +76,8 @@ def megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS: the peak, in bytes
 
 
-def _passes(workload: Any, method: Any) -> Callable[[], Pass]:
+def passes(workload: Any, method: Any) -> Callable[[], Pass]:
+    """A method that learns the whole stream once."""
     stream = _stream(workload)
     counted = workload.tasks[: workload.limit]
     iterations = sum(-(-len(y) // workload.batch) for _, y in counted)
@@ -102,11 +103,13 @@ def _spec(workload: Any) -> cotrain.Spec:
     return cotrain.Spec(workload.tasks[0][0].shape[1:], workload.classes, len(workload.tasks))
 
 
-def _shared_bottom(workload: Any) -> cotrain.Network:
+def shared_bottom(workload: Any) -> cotrain.Network:
+    """The dense network."""
     return cotrain.shared_bottom(_spec(workload), workload.hidden)
 
 
-def _routing_network(workload: Any) -> cotrain.Network:
+def routing_network(workload: Any) -> cotrain.Network:
+    """The network of experts."""
     return cotrain.routing_network(
         _spec(workload),
         cotrain.dense(workload.units),

@@ -10,7 +10,7 @@ Table = tuple[str, list[list[str]]]  # a title, and lines of which the first has
 
 def tables(figures: dict[str, Any]) -> list[Table]:
     """What was measured, in words."""
-    parts = (_one_core, _machine, _growth, _learner, _stream, _ratios)
+    parts = (_one_core, _machine, _steps, _growth, _learner, _stream, _ratios)
     return [part(figures) for part in parts]
 
 
@@ -84,6 +84,20 @@ def _machine(figures: dict[str, Any]) -> Table:
         spread = f"{min(rate['rounds']):.0f} to {max(rate['rounds']):.0f}"
         lines.append([f"{m['subject']}: {m['name']}", f"{rate['median']:.0f}", spread])
     return f"{figures['cores']} cores, a process on each", lines
+
+
+def _steps(figures: dict[str, Any]) -> Table:
+    lines = [["a step of", "µs", "least to most", "times replay"]]
+    plain = {m["subject"]: m["microseconds"]["median"] for m in figures["steps"] if m["name"] == "replay"}
+    for m in figures["steps"]:
+        time = m["microseconds"]
+        if time["error"]:
+            lines.append([f"{m['name']}, {m['subject']}", _short(time["error"]), "", ""])
+            continue
+        spread = f"{min(time['rounds']):.0f} to {max(time['rounds']):.0f}"
+        against = f"{time['median'] / plain[m['subject']]:.2f}" if plain[m["subject"]] else ""
+        lines.append([f"{m['name']}, {m['subject']}", f"{time['median']:.0f}", spread, against])
+    return "Methods: a step on a minibatch, the mean over 20 tasks", lines
 
 
 def _growth(figures: dict[str, Any]) -> Table:

@@ -33,6 +33,8 @@ class Workload:
     units: int = 19
     noise: float = 0.05
     limit: int | None = None  # tasks to learn; by default all
+    method: str = "replay"  # whose step is measured
+    network: str = "shared-bottom"  # on which
 
 
 def permuted_mnist(tasks: int, examples: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -57,8 +57,9 @@ def by_themselves(network: Network, parameters: Parameters, batch: Batch, rates:
     return found, np.stack(rows)
 
 
-@pytest.mark.parametrize("size", [1, 3, 40])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "size"), [*((name, 3) for name in NETWORKS), ("wide", 1), ("wide", 40), ("routing", 40)]
+)
 def test_they_agree(name, size):
     network, batch = NETWORKS[name], examples(size)
     parameters = network.init(jax.random.key(0))

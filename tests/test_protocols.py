@@ -196,7 +196,9 @@ def test_own_arrays_have_what_of_a_protocol_applies(tmp_path):
         assert config_of("--protocol", name, "--arrays", own) == Config(protocol=name, arrays=own)
 
 
-def test_help_shows_the_defaults_of_the_protocol(capsys):
+def test_help_shows_the_defaults_of_the_protocol(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # or there are two boxes beside each other
+
     def shown(*arguments: str) -> dict[str, str]:
         with pytest.raises(SystemExit) as stop:
             cli.main(["run", *arguments, "--help"])

@@ -55,7 +55,7 @@ class EWC(eqx.Module):
             raise Invalid("stream", "joint", "elastic weight consolidation learns one task after another")
 
         def pulled(gradient: Parameters, part: Part) -> Parameters:
-            """Deviation: the penalty pulls at what takes part in the step, since nothing else moves."""
+            # Deviation: the penalty pulls at what takes part in the step, since nothing else moves.
             theta, fisher, anchor = part.parameters, part.take(state.fisher), part.take(state.anchor)
             pull = jax.tree.map(lambda f, theta, a: self.strength * f * (theta - a), fisher, theta, anchor)
             return jax.tree.map(jnp.add, gradient, pull)  # ∂L_t/∂θ_j + λ Σ_i F_ij (θ_j − θ*_ij)
@@ -75,13 +75,9 @@ class EWC(eqx.Module):
             return EWCState(state.learner, part.add(old, new), theta)  # F̃_t = γ F̃_{t−1} + F_t, θ*_t
 
         fisher = part.add(state.fisher, new)
-        shift = jax.tree.map(
-            lambda f, total, theta, a: jnp.where(total > 0, f / total, 0) * (theta - a),
-            new,
-            part.take(fisher),
-            part.parameters,
-            part.take(state.anchor),
-        )
+        share = jax.tree.map(lambda f, total: jnp.where(total > 0, f / total, 0), new, part.take(fisher))
+        away = jax.tree.map(jnp.subtract, part.parameters, part.take(state.anchor))
+        shift = jax.tree.map(jnp.multiply, share, away)  # the mean of the anchors, weighted by F_i, moves by so much
         return EWCState(state.learner, fisher, part.add(state.anchor, shift))
 
 

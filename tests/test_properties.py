@@ -27,7 +27,7 @@ from cotrain.errors import Invalid
 from cotrain.experiments.config import TABLES, Config, Schedule, all_options, every_name, known_names
 from cotrain.experiments.toml import toml
 from cotrain.memory import reservoir
-from cotrain.methods import METHODS
+from cotrain.methods import BUFFERS, METHODS
 from cotrain.metrics import (
     average_accuracy,
     backward_transfer,
@@ -51,6 +51,7 @@ CHOICES = TABLES | {"inner": METHODS}
 INNER = [name for name in METHODS if name != "cotraining"]  # which goes around another method, and not around itself
 ABOVE = {"router": {"network": "routing-network"}, "inner": {"method": "cotraining"}}  # where there is such a choice
 ABOVE["sampling"] = {"router": "task-matrix", **ABOVE["router"]}
+ABOVE["buffer"] = {"method": "replay"}
 
 DEPENDENT = {"k", "experts", "angles", "rotation_step"}  # of which not every value goes with every other's
 
@@ -71,15 +72,17 @@ values = {
     "stream_seed": st.none() | st.integers(0, 2**40),
     "hidden": st.lists(counts, min_size=1, max_size=3).map(tuple),
     "noise": st.floats(1e-6, 1e6),
-    **dict.fromkeys(("lr", "balance", "strength", "decay"), rates),
-    "damping": st.floats(1e-6, 1e6),
+    **dict.fromkeys(("basis", "batches"), counts),
+    **dict.fromkeys(("lr", "balance", "strength", "decay", "alpha", "beta", "gamma", "margin", "ridge"), rates),
+    **dict.fromkeys(("damping", "temperature"), st.floats(1e-6, 1e6)),
+    "buffer": st.sampled_from([*BUFFERS]),
     **{field: st.none() | rates for field in ("router_lr", "memory_lr", "cotraining_lr")},
     **dict.fromkeys(("rotation_step", "momentum", "b1", "b2", "weight_decay"), numbers),
     **{
         field: st.booleans()
         for field in (
             *("permute_first", "all_classes", "noisy_gates", "noisy", "activate_after", "one_head", "cotrain_heads"),
-            *("evaluate_all", "empirical"),
+            *("evaluate_all", "empirical", "by_class"),
         )
     },
 }

@@ -38,15 +38,16 @@ def compared(memory: Any, rings: Rings) -> list[tuple[Any, Any]]:
     """The inputs that the engine's memory holds and those that it should, in pairs; all else must be the same."""
     tasks, classes = memory.seen.shape
     pairs = []
+    x, y, of = (np.asarray(a).reshape(-1, *a.shape[2:]) for a in (memory.x, memory.y, memory.task))
     for task in range(tasks):
         for label in range(classes):
             held = rings.held.get((task, label), [])
             assert memory.seen[task, label] == rings.seen.get((task, label), 0)
             first = (task * classes + label) * rings.places
             at = slice(first, first + len(held))
-            np.testing.assert_array_equal(memory.y[at], [example.y for example in held])
-            np.testing.assert_array_equal(memory.task[at], [example.task for example in held])
-            assert not np.asarray(memory.x[first + len(held) : first + rings.places]).any()
+            np.testing.assert_array_equal(y[at], [example.y for example in held])
+            np.testing.assert_array_equal(of[at], [example.task for example in held])
+            assert not x[first + len(held) : first + rings.places].any()
             if held:
-                pairs.append((memory.x[at], [example.x for example in held]))
+                pairs.append((x[at], [example.x for example in held]))
     return pairs

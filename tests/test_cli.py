@@ -320,7 +320,7 @@ def shown(capsys, *arguments: str) -> set[str]:
 
 def test_help_shows_the_options_of_what_is_chosen(capsys, tmp_path):
     finetune, replay = shown(capsys, "--method", "finetune"), shown(capsys, "--method=replay")
-    assert replay - finetune == {"--memory", "--memory-batch", "--memory-lr"}
+    assert replay - finetune == {"--memory", "--memory-batch", "--memory-lr", "--buffer"}
     assert shown(capsys) - replay == {"--inner", "--cotraining-lr", "--cotrain-heads"}
     assert {
         "--seeds",

@@ -335,7 +335,7 @@ def test_columns_stay_with_their_example_in_rings():
     for i in range(6):
         numbers = np.arange(4 * i, 4 * i + 4)
         memory = rule.add(memory, batch_of(numbers, np.arange(4) < 3), rule.draw(jax.random.key(i), 4), code(numbers))
-        filled = np.asarray(memory.x[:, 1]) != 0
+        filled = np.asarray(memory.x[..., 1]) != 0
         for name, expected in code(memory.x[filled, 0]).items():
             np.testing.assert_array_equal(memory.columns[name][filled], expected)
         if memory.next.weight.all():

@@ -23,7 +23,7 @@ from cotrain.errors import Invalid, check_positive
 class Memory(NamedTuple):
     """What a memory holds."""
 
-    x: Float[Array, "N ..."]
+    x: Float[Array, "N ..."]  # of rings, these have axes T and N
     y: Int[Array, " N"]
     task: Int[Array, " N"]
     seen: Int[Array, ""] | Int[Array, "T R"]  # examples offered so far; of each ring, where there are some
@@ -103,9 +103,9 @@ class Ring(eqx.Module):
     by_class: bool = eqx.field(static=True)
 
     def init(self, spec: Spec, **columns: tuple[int, ...]) -> Memory:
-        """An empty memory: M ← {}; its places are in the order of tasks, so that more tasks can follow."""
+        """An empty memory: M ← {}; each task has places of its own, so that more tasks can follow."""
         seen = jnp.zeros((spec.tasks, spec.classes if self.by_class else 1), jnp.int32)
-        return _empty(spec, seen.size * self.places, self.batch, seen, columns)
+        return _folded(_empty(spec, seen.size * self.places, self.batch, seen, columns), spec.tasks, -1)
 
     def draw(self, key: PRNGKeyArray, size: int) -> UInt32[Array, "B 2"]:
         """The random bits that adding examples takes: to pick the next batch."""
@@ -122,7 +122,7 @@ class Ring(eqx.Module):
 
     def add(self, memory: Memory, batch: Batch, bits: Array, columns: Mapping[str, Array] | None = None) -> Memory:
         """Offers a batch to the memory: each example takes the place of the oldest of its ring, M_t ← M_t ∪ (x, y)."""
-        real = batch.weight > 0
+        memory, real = _folded(memory, -1), batch.weight > 0
         ring = batch.tasks * memory.seen.shape[1] + (batch.y if self.by_class else 0)
         before = jnp.tril((ring[:, None] == ring[None, :]) & real[None, :], k=-1).sum(axis=1)  # of the same ring
         place = ring * self.places + (memory.seen.ravel()[ring] + before) % self.places
@@ -133,24 +133,23 @@ class Ring(eqx.Module):
         if batch.task.ndim == 0:
             stored = stored.at[batch.task].set(0)
         stored = stored.reshape(1, -1)
-        return _drawn(memory._replace(seen=seen), self._at(stored, bits[None])[0], stored.sum())
+        memory = _drawn(memory._replace(seen=seen), self._at(stored, bits[None])[0], stored.sum())
+        return _folded(memory, len(seen), -1)
 
     def of_each(self, memory: Memory, bits: UInt32[Array, "T B 2"] | None = None) -> Batch:
         """Stored examples of each task, uniformly drawn, or all: a batch with an axis T in front.
 
         It reads the whole memory, so it must come after `add`, never before it in the same step.
         """
-        tasks = memory.seen.shape[0]
-        stored = jnp.minimum(memory.seen, self.places)
+        stored, tasks = jnp.minimum(memory.seen, self.places), jnp.arange(len(memory.seen), dtype=jnp.int32)
         if bits is None:
-            x, y = (a.reshape(tasks, -1, *a.shape[1:]) for a in (memory.x, memory.y))
+            x, y = memory.x, memory.y
             there = (jnp.arange(self.places)[None, None, :] < stored[:, :, None]).reshape(y.shape)
         else:
-            at = self._at(stored, bits)
-            at = at + (jnp.arange(tasks) * memory.seen.shape[1] * self.places)[:, None]
+            at = tasks[:, None], self._at(stored, bits)
             x, y = memory.x[at], memory.y[at]
             there = jnp.broadcast_to(stored.sum(axis=1, keepdims=True) > 0, y.shape)
-        return Batch(x, y, jnp.arange(tasks, dtype=jnp.int32), there.astype(x.dtype))
+        return Batch(x, y, tasks, there.astype(x.dtype))
 
     def _at(self, stored: Int[Array, "D G"], bits: UInt32[Array, "D B 2"]) -> Int[Array, "D B"]:
         """Places drawn from the filled ones of some rings that follow each other, for each of D rows."""
@@ -170,6 +169,16 @@ def _empty(spec: Spec, size: int, batch: int, seen: Array, columns: Mapping[str,
     nothing = Batch(*blank(batch), weight=jnp.zeros(batch))
     held, drawn = ({name: jnp.zeros((n, *shape)) for name, shape in columns.items()} for n in (size, batch))
     return Memory(*blank(size), seen, nothing, held, drawn)
+
+
+def _folded(memory: Memory, *places: int) -> Memory:
+    """The memory with its places in these axes."""
+
+    def fold(a: Array) -> Array:
+        return a.reshape(*places, *a.shape[memory.y.ndim :])
+
+    x, y, task, columns = jax.tree.map(fold, (memory.x, memory.y, memory.task, memory.columns))
+    return memory._replace(x=x, y=y, task=task, columns=columns)
 
 
 def _written(memory: Memory, batch: Batch, place: Int[Array, " B"], columns: Mapping[str, Array]) -> Memory:

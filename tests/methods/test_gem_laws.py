@@ -1,5 +1,7 @@
 """A-GEM and GEM: limits in which they are simpler methods, and what a changed step keeps to."""
 
+import pickle
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,12 @@ import optax
 import pytest
 from conftest import NETWORKS, STREAM, distance, filled, first_batch, identical, leaves, make, run
 
+from cotrain.data.stream import Spec
 from cotrain.engine import learn
 from cotrain.errors import Invalid
+from cotrain.experiments.learner import Learner
+from cotrain.growth import grown as grow
+from cotrain.growth import resized
 from cotrain.memory import reservoir, ring
 from cotrain.methods.agem import AgemOptions, AgemState, agem
 from cotrain.methods.agem import Noise as AgemNoise
@@ -20,6 +26,7 @@ from cotrain.methods.gem import Noise as GemNoise
 from cotrain.networks.experts import dense
 from cotrain.networks.routing_network import routing_network
 from cotrain.networks.shared_bottom import shared_bottom
+from cotrain.steps import keys_of
 
 SPEC, KEY, SIZE = STREAM.spec, jax.random.key(0), 5
 ALL = {
@@ -69,7 +76,7 @@ def methods(network, **options):
     """A-GEM and GEM on rings of five examples, of which both take five."""
     return [
         agem(network, ring(SPEC, 15, SIZE), lr=0.1, **options),
-        gem(network, ring(SPEC, 15, SIZE), memory_batch=SIZE, margin=0.0, ridge=0.0, lr=0.1, **options),
+        gem(network, ring(SPEC, 15, 0), memory_batch=SIZE, margin=0.0, ridge=0.0, lr=0.1, **options),
     ]
 
 
@@ -150,9 +157,9 @@ def test_with_one_earlier_task_gem_is_agem(name):
 def test_a_changed_step_does_not_raise_the_earlier_loss_and_is_the_nearest_such(name):
     network = ALL[name]
     learner, batch, old = conflict(network)
-    method = gem(network, ring(SPEC, 18, SIZE), margin=0.0, ridge=0.0, lr=0.1)  # on all six
+    method = gem(network, ring(SPEC, 18, 0), margin=0.0, ridge=0.0, lr=0.1)  # on all six
     state = GemState(learner, stored(method.memory, old))
-    noise = GemNoise(draws(network)[0], jnp.zeros((SIZE, 2), jnp.uint32), None)
+    noise = GemNoise(draws(network)[0], jnp.zeros((0, 2), jnp.uint32), None)
     after, _ = eqx.filter_jit(method.update)(state, batch, noise)
     g, g_k = gradient_of(network, learner, batch, draws(network)[0]), gradient_of(network, learner, old)
     taken = (flat(learner.parameters) - flat(after.learner.parameters)) / 0.1
@@ -164,9 +171,9 @@ def test_the_margin_is_the_least_share_of_each_earlier_gradient():
     network = ALL["shared_bottom"]
     learner, batch, old = conflict(network)
     third = first_batch(STREAM, 2)
-    method = gem(network, ring(SPEC, 18, SIZE), margin=0.7, lr=0.1)
+    method = gem(network, ring(SPEC, 18, 0), margin=0.7, lr=0.1)
     state = GemState(learner, stored(method.memory, old, third))
-    noise = GemNoise(draws(network)[0], jnp.zeros((SIZE, 2), jnp.uint32), None)
+    noise = GemNoise(draws(network)[0], jnp.zeros((0, 2), jnp.uint32), None)
     after, _ = eqx.filter_jit(method.update)(state, batch, noise)
     g, *rows = (gradient_of(network, learner, some) for some in (batch, old, third))
     taken = (flat(learner.parameters) - flat(after.learner.parameters)) / 0.1
@@ -236,3 +243,39 @@ def test_the_memory_is_shared_evenly():
     for wrong in ({"memory": 0}, {"memory_batch": 0}, {"margin": -1.0}, {"ridge": float("nan")}):
         with pytest.raises(Invalid, match=f"^{next(iter(wrong))}: "):
             GemOptions(**wrong)
+
+
+def fed(method, tasks, first=None):
+    """A learner that has had some minibatches of each task; it has room for more tasks after the first, if told."""
+    learner = Learner(method, batch=6)
+    for task in range(tasks):
+        if task == 1 and first is not None:
+            learner.add_tasks(first)
+        x, y = STREAM[task].train.take(np.arange(18))
+        learner.observe(x, y, task)
+        learner.finish(task)
+    return learner
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["a-gem", "gem"])
+def test_more_tasks_can_follow(which):
+    """And a learner with rings can be kept."""
+    network = ALL["shared_bottom"]
+    larger, smaller = methods(network)[which], methods(network)[which]
+    smaller = resized(smaller, Spec(SPEC.shape, SPEC.classes, 1))
+    whole, grown = fed(larger, 3), fed(smaller, 3, first=2)
+    assert jax.tree.map(jnp.shape, whole.state) == jax.tree.map(jnp.shape, grown.state)
+    assert identical(whole.state.memory, grown.state.memory)
+    assert distance(whole.state.learner, grown.state.learner) < 1e-5
+    again = pickle.loads(pickle.dumps(grown))
+    assert identical(again.state, grown.state)
+    assert again.method.memory == grown.method.memory
+
+
+def test_a_memory_of_the_same_size_for_more_tasks_is_refused():
+    """Since each task has fewer places then."""
+    two, three = (SPEC._replace(tasks=tasks) for tasks in (2, 3))
+    methods = [agem(shared_bottom(spec, (8,)), ring(spec, 12, SIZE)) for spec in (two, three)]
+    state = jax.vmap(methods[0].init)(keys_of([0]))
+    with pytest.raises(Invalid, match=r"it cannot take more tasks: its \.memory\.x"):
+        grow(methods[1], keys_of([0]), state)

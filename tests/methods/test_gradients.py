@@ -8,6 +8,7 @@ from agreement import double_precision
 
 from cotrain.data.batch import Batch
 from cotrain.data.stream import Spec
+from cotrain.methods.agem import whole
 from cotrain.methods.descent import Rates, slope
 from cotrain.methods.gradients import Products, gradients
 from cotrain.networks.experts import convolution, dense, mlp
@@ -70,7 +71,7 @@ def test_they_agree(name, size):
         tasks = gradients(network, parameters, batch, found[0])
         other = jax.tree.map(lambda g: jnp.cos(jnp.arange(g.size)).reshape(g.shape), found[0])
         weights = jnp.array([0.5, -2.0, 0.0, 3.0])
-        return tasks.gram(), tasks.dot(other), tasks.weighted(weights, parameters), other
+        return tasks.gram(), tasks.dot(other, whole(parameters)), tasks.weighted(weights, parameters), other
 
     gram, products, total, other = jax.jit(all_of_it)(parameters, batch)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(other)])
@@ -91,3 +92,17 @@ def test_the_quicker_way_is_chosen_by_size():
         found = Products(*(jnp.asarray(draws.normal(size=shape)) for shape in ((4, size, 2, 6), (4, size, 16))))
         text = jax.jit(Products.gram).lower(found).as_text()
         assert (f"{4 * size}x{4 * size}" in text) == (size == 1)
+
+
+def test_the_inner_products_with_a_part_are_those_with_all_of_it():
+    network, batch = NETWORKS["routing"], examples(3)
+    parameters, rates = network.init(jax.random.key(0)), Rates(*[jnp.array(0.1)] * 3)
+    one = Batch(*(part[0] for part in batch))
+    path, every = (network.best(parameters, one.task, whole=whole) for whole in (False, True))
+    part = slope(network, parameters, one, path, rates=rates)
+    assert part.part.entries[0].at is not None
+    all_of_it = slope(network, parameters, one, every, rates=rates)
+    tasks = gradients(network, parameters, batch, part.gradient)
+    products = tasks.dot(part.gradient, part.part)
+    np.testing.assert_allclose(products, tasks.dot(all_of_it.gradient, all_of_it.part), atol=1e-12)
+    assert np.abs(products[:3]).max() > 1e-6

@@ -75,8 +75,7 @@ class Gem(eqx.Module):
         old = self.memory.of_each(memory, noise.examples)
         earlier = (old.weight.sum(axis=1) > 0) & (old.task != batch.task)
         tasks = gradients(network, parameters, old, there.gradient)  # G = (g_1, …, g_{t−1}), on M_1, …, M_{t−1}
-        nothing = jax.tree.map(jnp.zeros_like, parameters)
-        products = tasks.dot(there.part.add(nothing, there.gradient))  # ⟨g, g_k⟩
+        products = tasks.dot(there.gradient, there.part)  # ⟨g, g_k⟩
         violated = (earlier & (products < 0)).any()
 
         # Deviation: where Lopez-Paz and Ranzato's paper has v ≥ 0 and then adds γ to it, their code has v ≥ γ, as here.

@@ -4,7 +4,7 @@ A dense layer's gradient is a sum of outer products, one for each example: of th
 and the input, x. That is enough for sums of gradients, and for inner products: ⟨Σ_b δ_b x_bᵀ, Σ_c δ_c x_cᵀ⟩ =
 Σ_bc (δ_b · δ_c)(x_b · x_c).
 
-Axes: T tasks, B examples of each, M experts of a stack.
+Axes: T tasks, B examples of each, M experts of a stack, N of them.
 """
 
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from cotrain.data.batch import Batch
-from cotrain.methods.descent import cross_entropy
+from cotrain.methods.descent import Part, cross_entropy
 from cotrain.networks.experts import Dense
 from cotrain.networks.network import Network
 from cotrain.networks.parameters import Parameters
@@ -39,11 +39,11 @@ class Products(NamedTuple):
         bias = slope.sum(axis=1)
         return weight @ weight.T + bias @ bias.T
 
-    def dot(self, stack: Dense) -> Float[Array, " T"]:
-        """The inner product of each with another."""
+    def dot(self, stack: Dense, at: Int[Array, " N"] | None) -> Float[Array, " T"]:
+        """The inner product of each with another, of these experts."""
         weight = stack.weight.swapaxes(1, 2) if stack.alone else stack.weight
-        each = jnp.einsum("tbi,mui->tbmu", self.input, weight) + stack.bias[None, None]
-        return (self.slope * each).sum(axis=(1, 2, 3))
+        each = jnp.einsum("tbi,nui->tbnu", self.input, weight) + stack.bias[None, None]
+        return (chosen(self.slope, at, axis=2) * each).sum(axis=(1, 2, 3))
 
     def weighted(self, weights: Float[Array, " T"], stack: Dense) -> Dense:
         """Their weighted sum."""
@@ -70,14 +70,15 @@ class Gradients(NamedTuple):
                     total = total + flat @ flat.T
         return total
 
-    def dot(self, gradient: Parameters) -> Float[Array, " T"]:
-        """The inner product of each with another: G g."""
+    def dot(self, gradient: Parameters, part: Part) -> Float[Array, " T"]:
+        """The inner product of each with another, of a part of the network: G g."""
         total = jnp.zeros(())
-        for mine, stack in zip(self.stacks, gradient.stacks, strict=True):
+        for mine, stack, entries in zip(self.stacks, gradient.stacks, part.entries, strict=True):
             if isinstance(mine, Products):
-                total = total + mine.dot(stack)
+                total = total + mine.dot(stack, entries.at)
             else:
                 for leaf, other in zip(jax.tree.leaves(mine), jax.tree.leaves(stack), strict=True):
+                    leaf = chosen(leaf, entries.at, axis=1)
                     total = total + leaf.reshape(len(leaf), -1) @ other.ravel()
         return total
 
@@ -127,6 +128,11 @@ def gradients(network: Network, parameters: Parameters, batch: Batch, moving: Pa
     slopes, inputs = jax.vmap(of_task)(batch)
     inputs = [*inputs, *[None] * len(network.layers)]
     return Gradients([Products(slope, x) if d else slope for slope, x, d in zip(slopes, inputs, dense, strict=True)])
+
+
+def chosen(array: Array, at: Int[Array, " N"] | None, axis: int) -> Array:
+    """The entries of a stack that a part of the network has."""
+    return array if at is None else jnp.take(array, at, axis=axis)
 
 
 def with_bias(stack: Any, bias: Array) -> Any:

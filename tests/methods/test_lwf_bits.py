@@ -1,10 +1,8 @@
-"""Learning without forgetting in single precision, as it runs: what agrees to the bit."""
+"""Learning without forgetting in single precision, as it runs: what agrees to the bit, and what it is for."""
 
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from conftest import OPTIONS, STREAM, distance, identical, run, toy
+from conftest import OPTIONS, STREAM, identical, run, toy
 
 import cotrain
 from cotrain.engine import learn
@@ -31,25 +29,16 @@ def learned(method, stream=STREAM):
     return run(learn(method, [stream], [0], **OPTIONS)).state
 
 
-def test_with_strength_zero_it_is_finetuning_on_a_shared_bottom():
+def test_with_strength_zero_it_is_finetuning():
     state = learned(lwf(bottom(STREAM.spec), strength=0.0, lr=0.2))
     assert identical(state.learner, learned(finetune(bottom(STREAM.spec), lr=0.2)).learner)
     np.testing.assert_array_equal(state.ended[0], [True] * 3)
 
 
-def test_with_strength_zero_it_is_finetuning_on_a_routing_network():
-    """Experts that are run together round otherwise than those of a route alone."""
-    state = learned(lwf(routing(STREAM.spec), strength=0.0, lr=0.2))
-    assert distance(state.learner, learned(finetune(routing(STREAM.spec), lr=0.2)).learner) < 1e-5
-
-
-@every_network
-@pytest.mark.parametrize("optimizer", [optax.sgd, optax.adamw], ids=["sgd", "adamw"])
-def test_the_first_task_is_finetuned(network, optimizer):
+def test_the_first_task_is_finetuned():
     stream = toy(tasks=1)
-    methods = [make(network(stream.spec), lr=0.05, optimizer=optimizer) for make in (lwf, finetune)]
-    one, other = (learned(method, stream).learner for method in methods)
-    assert identical(one, other) if network is bottom else distance(one, other) < 1e-4
+    one, other = (learned(make(bottom(stream.spec), lr=0.2), stream).learner for make in (lwf, finetune))
+    assert identical(one, other)
 
 
 @every_network
@@ -79,4 +68,3 @@ def test_it_forgets_less_than_finetuning(network):
     )
     assert kept.min() > 0.95
     assert kept.mean() >= forgotten.mean()
-    assert jnp.isfinite(kept).all()

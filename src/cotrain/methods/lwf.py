@@ -19,7 +19,7 @@ from cotrain.methods.finetune import RoutedOptions
 from cotrain.methods.method import Info
 from cotrain.networks.network import Draws, Network
 from cotrain.networks.parameters import Entries, Parameters
-from cotrain.networks.path import Path
+from cotrain.networks.path import Path, part_of
 
 
 class LwfState(NamedTuple):
@@ -74,8 +74,11 @@ class Lwf(eqx.Module):
         """The logits of some tasks, by their best routes, through what they share only once."""
 
         def answer(task: Int[Array, ""]) -> Float[Array, "B classes"]:
-            path = self.network.best(parameters, task, whole=True)  # to gather experts for each task would cost more
-            return self.network.run(parameters, path, batch.x, batch.weight).logits
+            path, whole = (self.network.best(parameters, task, whole) for whole in (False, True))
+            path = path._replace(
+                routes=(whole.routes[0], *path.routes[1:])
+            )  # the first layer's experts run once for all
+            return self.network.run(part_of(parameters, path), path, batch.x, batch.weight).logits
 
         return jax.vmap(answer)(tasks)
 

@@ -23,6 +23,7 @@ from cotrain.methods.cotraining import cotraining
 from cotrain.methods.finetune import finetune
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
+from cotrain.methods.ucb import ucb
 from cotrain.networks.experts import dense
 from cotrain.networks.routers.by_input import by_input
 from cotrain.networks.routers.fixed import fixed
@@ -163,6 +164,7 @@ CASES.remove(("private", "shared_bottom"))
 # What keeps the contract too, though its numbers are not recorded: a row for each method, and for each router.
 MORE_METHODS = {
     "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
+    "ucb": lambda network, lr: ucb(network, lr=lr, samples=2),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),
@@ -180,6 +182,7 @@ MORE_CASES = [
     *((name, "routing_network") for name in MORE_METHODS),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
+    *(("ucb", network) for network in ("shared_bottom", "by_input")),
 ]
 TRACES = {case: Traces() for case in CASES + MORE_CASES}
 TRACES |= {("joint", network): TRACES["finetune", network] for network in ("shared_bottom", "routing_network")}  # same

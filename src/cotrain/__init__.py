@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from cotrain.methods.method import Method as Method
     from cotrain.methods.private import private as private
     from cotrain.methods.replay import replay as replay
+    from cotrain.methods.ucb import ucb as ucb
     from cotrain.networks.experts import convolution as convolution
     from cotrain.networks.experts import dense as dense
     from cotrain.networks.experts import mlp as mlp
@@ -108,6 +109,7 @@ _MODULES = {
     "cotrain.methods.method": ["Info", "Method"],
     "cotrain.methods.private": ["private"],
     "cotrain.methods.replay": ["replay"],
+    "cotrain.methods.ucb": ["ucb"],
     "cotrain.networks.experts": ["convolution", "dense", "mlp"],
     "cotrain.networks.network": ["Network"],
     "cotrain.networks.parameters": ["Parameters"],

@@ -9,6 +9,7 @@ METHODS = {
     "cotraining": "cotrain.methods.cotraining:CotrainingOptions",
     "private": "cotrain.methods.private:PrivateOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
+    "ucb": "cotrain.methods.ucb:UCBOptions",
 }
 OPTIMIZERS = {
     "sgd": "cotrain.methods.optimizers:Sgd",

@@ -52,6 +52,17 @@ def outputs_by_inputs(stack: Any) -> Any:
     return stack.weight.swapaxes(1, 2) if stack.alone else stack.weight
 
 
+def listed(parameters: Any) -> list[np.ndarray]:
+    """What has a number for each parameter, in the order of `reference.parameters`."""
+    stacks = [*parameters.experts, parameters.heads]
+    modules = [np.asarray(a) for stack in stacks for pair in _modules(stack) for a in pair]
+    return modules + [np.asarray(router.logits) for router in parameters.router if router is not None]
+
+
+def _modules(stack: Any) -> Iterable[tuple[Any, Any]]:
+    return zip(outputs_by_inputs(stack), stack.bias, strict=True)
+
+
 def reference_noise(noise: Any) -> Any:
     """The engine's random numbers, as the reference wants them."""
     if hasattr(noise, "_asdict"):

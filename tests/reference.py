@@ -160,6 +160,19 @@ def sampled(state, batch, draws, settings):
     return {task: route_of(state, task, settings, draws, row) for task, row in draw_of_each_task(batch).items()}
 
 
+def taking_part(state, routes):
+    """For each of the parameters, whether it takes part in a step on these routes."""
+    masks = [
+        any(e in route[layer] for route in routes.values())
+        for layer, experts in enumerate(state["experts"])
+        for e in range(len(experts))
+    ]
+    masks += [task in routes for task in range(len(state["heads"]))]
+    masks = [mask for mask in masks for _ in ("weight", "bias")]
+    rows = [[task in routes] for task in range(len(state["heads"]))]
+    return masks + [np.array(rows) for logits in state["router"] if logits is not None]
+
+
 def step(state, slopes, lr, router_lr):
     """A step of all parameters down a gradient."""
     rates = rates_of(state, lr, router_lr)
@@ -245,10 +258,10 @@ def replay(state, batch, noise, settings):
     return loss
 
 
-def cotraining(state, batch, noise, settings):
-    """One minibatch of co-training."""
+def cotraining(state, batch, noise, settings, inner=replay):
+    """One minibatch of co-training around another method."""
     old = state["memory"]["next"]
-    loss = replay(state, batch, noise, settings)
+    loss = inner(state, batch, noise, settings)
     task = int(batch["task"])
     for layer, gates in enumerate(route_of(state, task, settings)):
         for e in range(len(state["experts"][layer])):

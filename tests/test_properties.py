@@ -63,11 +63,15 @@ values = {
     "arrays": st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])).filter(lambda x: x != "None"),
     **{field: st.none() | counts for field in ("examples", "test_examples", "validation", "units", "budget_tasks")},
     **dict.fromkeys(("tasks", "epochs", "batch", "layers", "experts", "k", "memory", "memory_batch"), counts),
+    "samples": counts,
+    "rho": st.floats(-80, 80),
+    "prior_share": st.floats(1e-6, 1 - 1e-6),
+    **dict.fromkeys(("prior_wide", "prior_narrow"), st.floats(1e-6, 1e6)),
     "stream_seed": st.none() | st.integers(0, 2**40),
     "hidden": st.lists(counts, min_size=1, max_size=3).map(tuple),
     "noise": st.floats(1e-6, 1e6),
-    **dict.fromkeys(("lr", "balance"), rates),
-    **{field: st.none() | rates for field in ("router_lr", "memory_lr", "cotraining_lr")},
+    **dict.fromkeys(("lr", "balance", "kl"), rates),
+    **{field: st.none() | rates for field in ("router_lr", "memory_lr", "cotraining_lr", "later_lr", "rho_lr")},
     **dict.fromkeys(("rotation_step", "momentum", "b1", "b2", "weight_decay"), numbers),
     **{
         field: st.booleans()

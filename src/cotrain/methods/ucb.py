@@ -77,7 +77,7 @@ class UCB(eqx.Module):
         learner = begin(self.network, self.optimizer, key)
         rho = jax.tree.map(lambda a: jnp.full_like(a, self.rho), _uncertain(learner.parameters))
         factors = jax.tree.map(jnp.ones_like, learner.parameters)
-        return UCBState(learner, unlearned(self.optimizer, _without_router(rho)), factors, jnp.array(True))
+        return UCBState(learner, unlearned(self.optimizer, _together(rho)), factors, jnp.array(True))
 
     def draw(self, key: PRNGKeyArray, batch: Batch) -> Noise:
         routes_key, weights_key = jax.random.split(key)
@@ -105,7 +105,7 @@ class UCB(eqx.Module):
             """One sample's loss, its slopes, and the entries that take part."""
             epsilon = jax.tree.map(normal, bits)  # ε ∼ N(0, I)
             w = jax.tree.map(lambda mu, sigma, e: mu + sigma * e, mu, sigma, epsilon)  # w = μ + σ ⊙ ε
-            there = slope_at(network, Parameters(*w, means.router), batch, path, rates=self.rates)
+            there = slope_at(network, _together(w, means.router), batch, path, rates=self.rates)
             # Of κ (log q(w|θ) − log p(w)) − log p(D|w), where log q(w|θ) is −log σ and what does not depend on θ.
             # Deviation: the sum is over the weights that take part, since nothing else moves; the router has none.
             of_mu = jax.tree.map(lambda g, w: g + self.kl * self.prior.slope(w), _uncertain(there.gradient), w)
@@ -117,11 +117,11 @@ class UCB(eqx.Module):
         of_rho = jax.tree.map(lambda g, rho: g * sigmoid(rho), of_sigma, rho)
         part = Part(means, _entries(path.entries, active))
 
-        both = zip(factors.stacks, Parameters(*of_mu, router).stacks, strict=True)
+        both = zip(factors.stacks, _together(of_mu, router).stacks, strict=True)
         pairs = Parameters.of([None if slope is None else (factor, slope) for factor, slope in both])
         rates = jax.tree.map(lambda first, later: jnp.where(state.first, first, later), self.rates, self.later_rates)
         learner = move(network, scaled(self.optimizer), learner, pairs, part, rates)  # μ ← μ − α_μ ∂L/∂μ
-        spread = move(network, self.optimizer, spread, _without_router(of_rho), part, self.rho_rates)
+        spread = move(network, self.optimizer, spread, _together(of_rho), part, self.rho_rates)
         # ρ ← ρ − α_ρ ∂L/∂ρ
 
         deviations = jax.tree.leaves(sigma)
@@ -134,7 +134,7 @@ class UCB(eqx.Module):
         # weights that no task has used too. Relative to where σ starts, these keep theirs; `later_lr` is for the rest.
         start = deviation(self.rho)
         factors = jax.tree.map(lambda rho: deviation(rho) / start, _uncertain(state.spread.parameters))
-        factors = Parameters(*factors, state.factors.router)  # α_μ ← α_μ / Ω, Ω ∝ 1 / σ
+        factors = _together(factors, state.factors.router)  # α_μ ← α_μ / Ω, Ω ∝ 1 / σ
         return state._replace(factors=factors, first=jnp.array(False))
 
 
@@ -149,10 +149,10 @@ def scaled(optimizer: Optimizer) -> Optimizer:
     def at(rate: Any) -> optax.GradientTransformation:
         plain = optimizer(rate)
 
-        def update(pairs: Any, kept: Any, parameters: Any = None) -> tuple[Any, Any]:
-            factors, gradient = pairs
-            steps, kept = plain.update(gradient, kept, parameters)
-            return jax.tree.map(jnp.multiply, factors, steps), kept
+        def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+            factors, gradient = updates
+            steps, state = plain.update(gradient, state, params)
+            return jax.tree.map(jnp.multiply, factors, steps), state
 
         return optax.GradientTransformation(plain.init, update)
 
@@ -164,9 +164,9 @@ def _uncertain(parameters: Parameters) -> tuple[tuple[Any, ...], Any]:
     return parameters.experts, parameters.heads
 
 
-def _without_router(uncertain: tuple[tuple[Any, ...], Any]) -> Parameters:
+def _together(uncertain: tuple[tuple[Any, ...], Any], router: tuple[Any, ...] | None = None) -> Parameters:
     experts, heads = uncertain
-    return Parameters(experts, heads, (None,) * len(experts))
+    return Parameters(experts, heads, (None,) * len(experts) if router is None else router)
 
 
 def _entries(entries: list[Entries], active: list[Bool[Array, "samples M"] | None]) -> tuple[Entries, ...]:

@@ -31,6 +31,7 @@ from cotrain.methods.ogd import ogd
 from cotrain.methods.private import private
 from cotrain.methods.replay import replay
 from cotrain.methods.si import si
+from cotrain.methods.ucb import ucb
 from cotrain.networks.experts import dense
 from cotrain.networks.routers.by_input import by_input
 from cotrain.networks.routers.fixed import fixed
@@ -184,6 +185,7 @@ MORE_METHODS = {
     "gem_on_all": lambda network, lr: gem(network, ring(network.spec, 27, 0), lr=lr),
     "ogd": lambda network, lr: ogd(network, basis=4, lr=lr),
     "mer": lambda network, lr: mer(network, reservoir(20, 5), beta=0.3, lr=lr),
+    "ucb": lambda network, lr: ucb(network, lr=lr, samples=2),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),
@@ -204,6 +206,7 @@ MORE_CASES = [
     *((name, "by_input") for name in ("ewc", "si", "a_gem", "gem")),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
+    *(("ucb", network) for network in ("shared_bottom", "by_input")),
 ]
 TRACES = {case: Traces() for case in CASES + MORE_CASES}
 TRACES |= {("joint", network): TRACES["finetune", network] for network in ("shared_bottom", "routing_network")}  # same

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from cotrain.methods.private import private as private
     from cotrain.methods.replay import replay as replay
     from cotrain.methods.si import si as si
+    from cotrain.methods.ucb import ucb as ucb
     from cotrain.networks.experts import convolution as convolution
     from cotrain.networks.experts import dense as dense
     from cotrain.networks.experts import mlp as mlp
@@ -126,6 +127,7 @@ _MODULES = {
     "cotrain.methods.private": ["private"],
     "cotrain.methods.replay": ["replay"],
     "cotrain.methods.si": ["si"],
+    "cotrain.methods.ucb": ["ucb"],
     "cotrain.networks.experts": ["convolution", "dense", "mlp"],
     "cotrain.networks.network": ["Network"],
     "cotrain.networks.parameters": ["Parameters"],

@@ -19,6 +19,7 @@ METHODS = {
     "mer": "cotrain.methods.mer:MEROptions",
     "private": "cotrain.methods.private:PrivateOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
+    "ucb": "cotrain.methods.ucb:UCBOptions",
 }
 BUFFERS = {
     "reservoir": "cotrain.memory:ReservoirOptions",

@@ -82,7 +82,11 @@ def cross_entropy(logits: Float[Array, "B classes"], batch: Batch, part: Part | 
 
 def begin(network: Network, optimizer: Optimizer, key: PRNGKeyArray) -> Learned:
     """A network that has learned nothing."""
-    parameters = network.init(key)
+    return unlearned(optimizer, network.init(key))
+
+
+def unlearned(optimizer: Optimizer, parameters: Parameters) -> Learned:
+    """Parameters, or something else that has a number for each, before the optimizer's first step."""
     fresh = jax.vmap(optimizer(0.0).init)
     return Learned(parameters, Parameters.of([s if s is None else fresh(s) for s in parameters.stacks]))
 
@@ -120,7 +124,19 @@ def slope(
 
     It is the first half of `descend`, and `move` the second.
     """
-    stacks, entries = part_of(parameters, path).stacks, tuple(path.entries)
+    return slope_at(network, part_of(parameters, path), batch, path, loss, rates)
+
+
+def slope_at(
+    network: Network,
+    narrowed: Parameters,
+    batch: Batch,
+    path: Path,
+    loss: Loss = cross_entropy,
+    rates: Rates | None = None,
+) -> Slope:
+    """As `slope`, where the part of the network on the path has these parameters."""
+    stacks, entries = narrowed.stacks, tuple(path.entries)
     sizes = [True] * len(stacks) if rates is None else _sizes(network, rates)
     moving = [
         None if size is None or (rates is not None and known.still) else stack

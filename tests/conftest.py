@@ -22,6 +22,7 @@ from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
 from cotrain.methods.finetune import finetune
 from cotrain.methods.private import private
+from cotrain.methods.progressive import progressive
 from cotrain.methods.replay import replay
 from cotrain.networks.experts import dense
 from cotrain.networks.routers.by_input import by_input
@@ -163,6 +164,7 @@ CASES.remove(("private", "shared_bottom"))
 # What keeps the contract too, though its numbers are not recorded: a row for each method, and for each router.
 MORE_METHODS = {
     "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
+    "progressive": lambda network, lr: progressive(network, lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),

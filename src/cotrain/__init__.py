@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from cotrain.methods.method import Info as Info
     from cotrain.methods.method import Method as Method
     from cotrain.methods.private import private as private
+    from cotrain.methods.progressive import progressive as progressive
     from cotrain.methods.replay import replay as replay
     from cotrain.networks.experts import convolution as convolution
     from cotrain.networks.experts import dense as dense
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from cotrain.networks.parameters import Parameters as Parameters
     from cotrain.networks.path import Route as Route
     from cotrain.networks.routers.by_input import by_input as by_input
+    from cotrain.networks.routers.columns import columns as columns
     from cotrain.networks.routers.fixed import fixed as fixed
     from cotrain.networks.routers.router import InputRouter as InputRouter
     from cotrain.networks.routers.router import Mixture as Mixture
@@ -107,12 +109,14 @@ _MODULES = {
     "cotrain.methods.finetune": ["DescentOptions", "Finetune", "RoutedOptions", "finetune"],
     "cotrain.methods.method": ["Info", "Method"],
     "cotrain.methods.private": ["private"],
+    "cotrain.methods.progressive": ["progressive"],
     "cotrain.methods.replay": ["replay"],
     "cotrain.networks.experts": ["convolution", "dense", "mlp"],
     "cotrain.networks.network": ["Network"],
     "cotrain.networks.parameters": ["Parameters"],
     "cotrain.networks.path": ["Route"],
     "cotrain.networks.routers.by_input": ["by_input"],
+    "cotrain.networks.routers.columns": ["columns"],
     "cotrain.networks.routers.fixed": ["fixed"],
     "cotrain.networks.routers.router": ["InputRouter", "Mixture", "Size", "TaskRouter"],
     "cotrain.networks.routers.sampling": ["gaussian", "gumbel", "no_noise", "noisy_top_k"],

@@ -8,6 +8,7 @@ METHODS = {
     "replay": "cotrain.methods.replay:ReplayOptions",
     "cotraining": "cotrain.methods.cotraining:CotrainingOptions",
     "private": "cotrain.methods.private:PrivateOptions",
+    "progressive": "cotrain.methods.progressive:ProgressiveOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
 }
 OPTIMIZERS = {

@@ -120,6 +120,7 @@ def slope(
 
     It is the first half of `descend`, and `move` the second.
     """
+    path = network.beside(parameters, path, batch.x)
     stacks, entries = part_of(parameters, path).stacks, tuple(path.entries)
     sizes = [True] * len(stacks) if rates is None else _sizes(network, rates)
     moving = [

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from conftest import OPTIONS, STREAM, distance, first_batch, identical, moved, run, toy
 
@@ -174,8 +175,8 @@ def test_an_expert_gives_the_same_whoever_reads_it():
     network, learned, batch = in_columns(), parameters_of(after_tasks()[-1]), first_batch(STREAM, 2)
     read = [route.beside for route in network.beside(learned, network.best(learned, jnp.array(2)), batch.x).routes]
     first, second = (np.asarray(part).reshape(len(batch.y), COLUMNS - 1, UNITS) for part in read)
-    x = batch.x.reshape(len(batch.y), -1)
-    below, above = learned.experts
+    x = np.asarray(batch.x).reshape(len(batch.y), -1)
+    below, above = jax.tree.map(np.asarray, learned.experts)
     h = [np.maximum(x @ below.weight[j].T + below.bias[j], 0) for j in range(2)]
     weight = above.weight[1].reshape(UNITS, COLUMNS, UNITS)
     by_hand = np.maximum(h[1] @ weight[:, 0].T + h[0] @ weight[:, 1].T + above.bias[1], 0)
@@ -262,9 +263,7 @@ def test_other_experts_can_be_columns(experts):
 
 
 def test_a_learner_is_saved_goes_on_and_is_exported(tmp_path):
-    learner = cotrain.Learner(
-        progressive(in_columns(), optimizer=cotrain.Config(optimizer="adam").method.options.inner.options.optimizer())
-    )
+    learner = cotrain.Learner(progressive(in_columns(), optimizer=optax.adam))
     x, y = STREAM[0].train.take(np.arange(40))
     for task in range(2):
         learner.observe(x, y, task)

@@ -5,17 +5,17 @@ import pytest
 import reference
 from agreement import SPEC, agree, double_precision
 
-from cotrain.methods.cotraining import cotraining
 from cotrain.methods.progressive import progressive
 from cotrain.networks.experts import dense
 from cotrain.networks.routers.columns import columns
 from cotrain.networks.routing_network import routing_network
 
 _double_precision = double_precision
+UNITS = 6
 
 
 def in_columns(experts, layers=2):
-    return routing_network(SPEC, dense(4), layers=layers, experts=experts, k=1, router=columns())
+    return routing_network(SPEC, dense(UNITS), layers=layers, experts=experts, k=1, router=columns())
 
 
 def weights(module, size, count):
@@ -64,9 +64,9 @@ def update(state, batch, noise, settings):
 
 
 @pytest.mark.parametrize("experts", [3, 5])
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layers", [1, 2])
 def test_every_step_agrees(experts, layers):
     expected = agree(progressive(in_columns(experts, layers), lr=0.3), update, {"lr": 0.3})
-    laterals = [matrix for layer in expected["experts"][1:] for matrix in weights(layer[2], 4, 2)[1:]]
-    laterals += weights(expected["heads"][2], 4, 2)[1:]
+    laterals = [matrix for layer in expected["experts"][1:] for matrix in weights(layer[2], UNITS, 2)[1:]]
+    laterals += weights(expected["heads"][2], UNITS, 2)[1:]
     assert min(np.abs(matrix).max() for matrix in laterals) > 1e-3

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cotrain.methods.descent import move as move
     from cotrain.methods.descent import rates_of as rates_of
     from cotrain.methods.descent import slope as slope
+    from cotrain.methods.expert_gate import expert_gate as expert_gate
     from cotrain.methods.finetune import DescentOptions as DescentOptions
     from cotrain.methods.finetune import Finetune as Finetune
     from cotrain.methods.finetune import RoutedOptions as RoutedOptions
@@ -106,6 +107,7 @@ _MODULES = {
         "slope",
         "rates_of",
     ],
+    "cotrain.methods.expert_gate": ["expert_gate"],
     "cotrain.methods.finetune": ["DescentOptions", "Finetune", "RoutedOptions", "finetune"],
     "cotrain.methods.method": ["Info", "Method"],
     "cotrain.methods.private": ["private"],

@@ -9,6 +9,7 @@ METHODS = {
     "cotraining": "cotrain.methods.cotraining:CotrainingOptions",
     "private": "cotrain.methods.private:PrivateOptions",
     "progressive": "cotrain.methods.progressive:ProgressiveOptions",
+    "expert-gate": "cotrain.methods.expert_gate:ExpertGateOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
 }
 OPTIMIZERS = {

@@ -13,7 +13,7 @@ from cotrain.report.statistics import partial_spearman, spearman
 from cotrain.report.study import Cell, Run, Table
 
 LEARNED = ("MoE", "MoE + replay", "MoE + replay + co-training")  # the methods whose routes are learned one by one
-CONTROLS = ("private", "joint", "progressive")  # and those whose are not, whatever their network
+CONTROLS = ("private", "joint", "progressive", "expert-gate")  # and those whose are not, whatever their network
 
 
 class Order(NamedTuple):

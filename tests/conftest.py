@@ -20,6 +20,7 @@ from cotrain.data.batch import Batch
 from cotrain.data.stream import Stream
 from cotrain.memory import reservoir
 from cotrain.methods.cotraining import cotraining
+from cotrain.methods.expert_gate import expert_gate
 from cotrain.methods.finetune import finetune
 from cotrain.methods.private import private
 from cotrain.methods.progressive import progressive
@@ -165,6 +166,7 @@ CASES.remove(("private", "shared_bottom"))
 MORE_METHODS = {
     "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
     "progressive": lambda network, lr: progressive(network, lr=lr),
+    "expert_gate": lambda network, lr: expert_gate(network, code=3, gate_lr=lr, lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),

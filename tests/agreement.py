@@ -41,10 +41,15 @@ def reference_state(state: Any) -> dict:
     return {
         "experts": [modules(stack) for stack in parameters.experts],
         "heads": modules(parameters.heads),
-        "router": [None if router is None else np.array(router.logits) for router in parameters.router],
+        "router": [None if logits is None else np.array(logits) for logits in map(logits_of, parameters.router)],
         "memory": reference.empty_memory(),
         "used": [np.array(used) for used in getattr(state, "used", ())],
     }
+
+
+def logits_of(router: Any) -> Any:
+    """A layer's routing matrix, if it has one."""
+    return getattr(router, "logits", None)
 
 
 def outputs_by_inputs(stack: Any) -> Any:
@@ -91,10 +96,10 @@ def deviation(state: Any, expected: dict, more: Iterable[tuple[Any, Any]] = ()) 
     for stack, modules in zip(stacks, [*expected["experts"], expected["heads"]], strict=True):
         pairs.append((outputs_by_inputs(stack), [module["weight"] for module in modules]))
         pairs.append((stack.bias, [module["bias"] for module in modules]))
-    for router, logits in zip(parameters.router, expected["router"], strict=True):
-        assert (router is None) == (logits is None)
-        if router is not None:
-            pairs.append((router.logits, logits))
+    for found, logits in zip(map(logits_of, parameters.router), expected["router"], strict=True):
+        assert (found is None) == (logits is None)
+        if found is not None:
+            pairs.append((found, logits))
 
     for used, mask in zip(getattr(state, "used", ()), expected["used"], strict=True):
         np.testing.assert_array_equal(used, mask)

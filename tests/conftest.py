@@ -23,12 +23,14 @@ from cotrain.methods.agem import agem
 from cotrain.methods.cotraining import cotraining
 from cotrain.methods.der import der, der_plus_plus
 from cotrain.methods.ewc import ewc
+from cotrain.methods.expert_gate import expert_gate
 from cotrain.methods.finetune import finetune
 from cotrain.methods.gem import gem
 from cotrain.methods.lwf import lwf
 from cotrain.methods.mer import mer
 from cotrain.methods.ogd import ogd
 from cotrain.methods.private import private
+from cotrain.methods.progressive import progressive
 from cotrain.methods.replay import replay
 from cotrain.methods.si import si
 from cotrain.methods.ucb import ucb
@@ -186,6 +188,8 @@ MORE_METHODS = {
     "ogd": lambda network, lr: ogd(network, basis=4, lr=lr),
     "mer": lambda network, lr: mer(network, reservoir(20, 5), beta=0.3, lr=lr),
     "ucb": lambda network, lr: ucb(network, lr=lr, samples=2),
+    "progressive": lambda network, lr: progressive(network, lr=lr),
+    "expert_gate": lambda network, lr: expert_gate(network, code=3, gate_lr=lr, lr=lr),
 }
 ROUTERS = {
     "task_matrix": task_matrix(gumbel(0.1)),

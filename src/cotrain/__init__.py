@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from cotrain.methods.descent import rates_of as rates_of
     from cotrain.methods.descent import slope as slope
     from cotrain.methods.ewc import ewc as ewc
+    from cotrain.methods.expert_gate import expert_gate as expert_gate
     from cotrain.methods.finetune import DescentOptions as DescentOptions
     from cotrain.methods.finetune import Finetune as Finetune
     from cotrain.methods.finetune import RoutedOptions as RoutedOptions
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from cotrain.methods.method import Method as Method
     from cotrain.methods.ogd import ogd as ogd
     from cotrain.methods.private import private as private
+    from cotrain.methods.progressive import progressive as progressive
     from cotrain.methods.replay import replay as replay
     from cotrain.methods.si import si as si
     from cotrain.methods.ucb import ucb as ucb
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from cotrain.networks.parameters import Parameters as Parameters
     from cotrain.networks.path import Route as Route
     from cotrain.networks.routers.by_input import by_input as by_input
+    from cotrain.networks.routers.columns import columns as columns
     from cotrain.networks.routers.fixed import fixed as fixed
     from cotrain.networks.routers.router import InputRouter as InputRouter
     from cotrain.networks.routers.router import Mixture as Mixture
@@ -118,6 +121,7 @@ _MODULES = {
         "rates_of",
     ],
     "cotrain.methods.ewc": ["ewc"],
+    "cotrain.methods.expert_gate": ["expert_gate"],
     "cotrain.methods.finetune": ["DescentOptions", "Finetune", "RoutedOptions", "finetune"],
     "cotrain.methods.mer": ["mer"],
     "cotrain.methods.lwf": ["lwf"],
@@ -125,6 +129,7 @@ _MODULES = {
     "cotrain.methods.method": ["Info", "Method"],
     "cotrain.methods.ogd": ["ogd"],
     "cotrain.methods.private": ["private"],
+    "cotrain.methods.progressive": ["progressive"],
     "cotrain.methods.replay": ["replay"],
     "cotrain.methods.si": ["si"],
     "cotrain.methods.ucb": ["ucb"],
@@ -133,6 +138,7 @@ _MODULES = {
     "cotrain.networks.parameters": ["Parameters"],
     "cotrain.networks.path": ["Route"],
     "cotrain.networks.routers.by_input": ["by_input"],
+    "cotrain.networks.routers.columns": ["columns"],
     "cotrain.networks.routers.fixed": ["fixed"],
     "cotrain.networks.routers.router": ["InputRouter", "Mixture", "Size", "TaskRouter"],
     "cotrain.networks.routers.sampling": ["gaussian", "gumbel", "no_noise", "noisy_top_k"],

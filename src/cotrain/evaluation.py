@@ -18,6 +18,7 @@ from cotrain.data.examples import Batches, Examples
 from cotrain.data.feed import Cut, Room
 from cotrain.data.sources import Source
 from cotrain.devices import over_seeds, placed, stacked
+from cotrain.methods.method import Infers, State
 from cotrain.networks.network import Network
 from cotrain.networks.parameters import Parameters
 
@@ -108,6 +109,17 @@ def _answers(
         return logits.argmax(axis=1), jax.nn.softmax(logits)
 
     return over_seeds(answer, len(x))(parameters, x)
+
+
+def inferred(method: Infers, network: Network, state: State, source: Source, room: Room) -> Iterator[np.ndarray]:
+    """The tasks that examples seem to be of, of one seed, some at a time."""
+    for x, y in pieces_of(source, _size(network, [source]), room):
+        yield np.asarray(_inferred(method, state, placed(x[None], 1))[0])[: int((y >= 0).sum())]
+
+
+@eqx.filter_jit
+def _inferred(method: Infers, state: State, x: Array) -> Int[Array, "S B"]:
+    return over_seeds(method.infer, len(x))(state, x)
 
 
 @eqx.filter_jit

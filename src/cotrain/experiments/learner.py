@@ -11,9 +11,9 @@ from cotrain.data.examples import Examples, check_arrays, check_inputs, native
 from cotrain.data.feed import Room, laid_out
 from cotrain.data.sample import Sample
 from cotrain.errors import Invalid, check_positive
-from cotrain.evaluation import answers, evaluate, fitting, matrices
+from cotrain.evaluation import answers, evaluate, fitting, inferred, matrices
 from cotrain.growth import grown, resized
-from cotrain.methods.method import Method, State
+from cotrain.methods.method import Infers, Method, State
 from cotrain.networks.network import Network
 from cotrain.steps import DRAWN, Chunk, advance, consolidate, init, keys_of
 
@@ -111,6 +111,15 @@ class Learner:
         """The probabilities that it gives to each of the task's classes."""
         return self._answers(x, task)[1]
 
+    def infer(self, x: Any) -> Int[np.ndarray, " N"]:
+        """The tasks that examples seem to be of, if the method can tell, as `expert_gate` can."""
+        self.check()
+        if not isinstance(self.method, Infers):
+            raise Invalid("method", type(self.method).__name__, "it cannot tell tasks apart; expert_gate can")
+        if (inputs := self._inputs(x)) is None:
+            return np.empty(0, np.int32)
+        return np.concatenate([*inferred(self.method, self.network, self.state, inputs, self._room)])
+
     def evaluate(self, x: Any, y: Any, task: int) -> float:
         """The share of a task's examples to which it gives their labels."""
         tests = [self._examples(x, y, task)]
@@ -155,15 +164,19 @@ class Learner:
         return learner_html(self)
 
     def _answers(self, x: Any, task: int) -> tuple[np.ndarray, np.ndarray]:
-        task, x = self._task(task), native(np.asanyarray(x))
-        check_inputs("x", x, self.network.spec.shape)
+        task, inputs = self._task(task), self._inputs(x)
         classes = self.network.spec.classes_of(task)
-        if len(x) == 0:
+        if inputs is None:
             return np.empty(0, np.int32), np.empty((0, classes), np.float32)
-        inputs = Examples(x, np.zeros(len(x), np.int8), name="x")
         found = answers(self.network, self.state.learner.parameters, inputs, self._room, task)
         labels, probabilities = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return labels, probabilities[:, :classes]
+
+    def _inputs(self, x: Any) -> Examples | None:
+        """Inputs without labels, if there are any."""
+        x = native(np.asanyarray(x))
+        check_inputs("x", x, self.network.spec.shape)
+        return Examples(x, np.zeros(len(x), np.int8), name="x") if len(x) else None
 
     def _examples(self, x: Any, y: Any, task: int) -> Examples:
         x, y, spec = native(np.asanyarray(x)), native(np.asarray(y)), self.network.spec

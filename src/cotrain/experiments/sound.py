@@ -22,6 +22,7 @@ MEND_NEW = "use the version that wrote it"
 KEYS = {"numerics", "config", "seed", *METRICS, "accuracy", "initial_accuracy", "parameters", "files"}
 MORE_KEYS = {"software", "data"}  # which the first records did not have
 CLOSE = 1e-5  # sums of gates, which are float32
+RESERVED = ("private", "expert-gate")  # methods whose experts are one for each task
 SAME = 1e-9  # metrics
 
 
@@ -204,8 +205,15 @@ def _known(options: dict[str, Any]) -> bool:
 
 
 def _check_gates(gates: np.ndarray, logits: np.ndarray, options: dict[str, Any], layer: str) -> None:
-    """Gates are the softmax of the k largest logits, among those or among all; private experts have k = 1."""
-    k, kind = (1, "chosen") if options["method"] == "private" else (options["k"], options.get("gates", "chosen"))
+    """Gates are the softmax of the k largest logits, among those or among all; private experts have k = 1.
+
+    In columns, task t has the first t + 1 experts.
+    """
+    method = options.get("inner", options["method"])
+    if method not in RESERVED and (method == "progressive" or options["router"] == "columns"):
+        need(bool((gates == np.tri(*logits.shape)).all()), f"{layer} has other gates than columns have")
+        return
+    k, kind = (1, "chosen") if method in RESERVED else (options["k"], options.get("gates", "chosen"))
     total = gates.sum(axis=-1, dtype=float)
     full = (total >= 1 - CLOSE) if kind == "chosen" else (total > 0)
     need(bool((full & (total <= 1 + CLOSE)).all()), f"{layer} has gates that do not add up to 1")

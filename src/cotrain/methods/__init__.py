@@ -13,13 +13,15 @@ METHODS = {
     "lwf": "cotrain.methods.lwf:LwfOptions",
     "der": "cotrain.methods.der:DerOptions",
     "der-plus-plus": "cotrain.methods.der:DerPlusPlusOptions",
+    "ucb": "cotrain.methods.ucb:UCBOptions",
     "a-gem": "cotrain.methods.agem:AgemOptions",
     "gem": "cotrain.methods.gem:GemOptions",
     "ogd": "cotrain.methods.ogd:OGDOptions",
     "mer": "cotrain.methods.mer:MEROptions",
+    "progressive": "cotrain.methods.progressive:ProgressiveOptions",
+    "expert-gate": "cotrain.methods.expert_gate:ExpertGateOptions",
     "private": "cotrain.methods.private:PrivateOptions",
     "joint": "cotrain.methods.finetune:JointOptions",
-    "ucb": "cotrain.methods.ucb:UCBOptions",
 }
 BUFFERS = {
     "reservoir": "cotrain.memory:ReservoirOptions",

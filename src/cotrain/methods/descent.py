@@ -124,6 +124,7 @@ def slope(
 
     It is the first half of `descend`, and `move` the second.
     """
+    path = network.beside(parameters, path, batch.x)
     return slope_at(network, part_of(parameters, path), batch, path, loss, rates)
 
 

@@ -1,9 +1,9 @@
 """What a method is: a record of pure functions, and the state that they carry from minibatch to minibatch."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from cotrain.data.batch import Batch
 from cotrain.methods.descent import Learned, Optimizer, Rates
@@ -63,4 +63,13 @@ class Method(Protocol):
 
         They are drawn by seed, without replacement; where the task has fewer, the others have weight 0.
         """
+        ...
+
+
+@runtime_checkable
+class Infers(Protocol):
+    """A method that can tell of which task inputs are, without being told."""
+
+    def infer(self, state: Any, x: Float[Array, "B ..."]) -> Int[Array, " B"]:
+        """The task of each input, among those that it has seen."""
         ...

@@ -11,6 +11,7 @@ ROUTERS = {
     "task-matrix": "cotrain.networks.routers.task_matrix:TaskMatrixOptions",
     "fixed": "cotrain.networks.routers.fixed:FixedOptions",
     "input": "cotrain.networks.routers.by_input:ByInputOptions",
+    "columns": "cotrain.networks.routers.columns:ColumnsOptions",
 }
 SAMPLINGS = {
     "gaussian": "cotrain.networks.routers.sampling:GaussianOptions",

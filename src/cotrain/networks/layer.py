@@ -3,6 +3,7 @@
 Axes: E experts of a layer, K chosen, M members, B examples, D rows.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +27,34 @@ class Layer(eqx.Module):
     experts: int = eqx.field(static=True)
     k: int = eqx.field(static=True)
     module: Any  # an expert without its arrays
+    parts: int = eqx.field(static=True, default=1)  # of an input, side by side: expert e reads the first e + 1 alone
 
     def init(self, key: PRNGKeyArray) -> Any:
-        """A stack of new experts."""
-        stack = eqx.filter_vmap(lambda key: self.make(self.shape, key))(jax.random.split(key, self.experts))
-        return eqx.filter(stack, eqx.is_inexact_array)
+        """A stack of new experts; what they have for further parts of an input starts at 0."""
+        stack = eqx.filter_vmap(lambda key: self.make(self._first(1), key))(jax.random.split(key, self.experts))
+        stack = eqx.filter(stack, eqx.is_inexact_array)
+        if self.parts == 1:
+            return stack
+        whole, form = jax.tree.flatten(self._shapes(self.shape))
+        leaves = [
+            _padded(a, (self.experts, *all_of_it.shape))
+            for a, all_of_it in zip(jax.tree.leaves(stack), whole, strict=True)
+        ]
+        return jax.tree.unflatten(form, leaves)
+
+    @property
+    def size(self) -> int:
+        """How many numbers its experts learn; those for parts of an input that one does not read are none."""
+        one, two = (sum(a.size for a in jax.tree.leaves(self._shapes(self._first(n)))) for n in (1, min(2, self.parts)))
+        return sum(one + min(e, self.parts - 1) * (two - one) for e in range(self.experts))
+
+    def _first(self, parts: int) -> tuple[int, ...]:
+        """The shape of the first parts of an input."""
+        return self.shape if self.parts == 1 else (self.shape[0] // self.parts * parts,)
+
+    def _shapes(self, shape: tuple[int, ...]) -> Any:
+        """What an expert for an input of a shape learns."""
+        return eqx.filter(eqx.filter_eval_shape(self.make, shape, jax.random.key(0)), _learns)
 
     def run(self, arrays: Any, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """One expert on one example."""
@@ -68,7 +92,9 @@ class Layer(eqx.Module):
         return combined
 
 
-def layer_of(make: Expert, shape: tuple[int, ...], experts: int, k: int) -> tuple[Layer, tuple[int, ...]]:
+def layer_of(
+    make: Expert, shape: tuple[int, ...], experts: int, k: int, parts: int = 1
+) -> tuple[Layer, tuple[int, ...]]:
     """A layer and the shape of an expert's output."""
     experts, k = check_positive("experts", experts), check_positive("k", k)
     if k > experts:
@@ -80,20 +106,32 @@ def layer_of(make: Expert, shape: tuple[int, ...], experts: int, k: int) -> tupl
     fixed = jax.tree.map(lambda leaf: None if _learns(leaf) else leaf, module)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(fixed)):  # arrays that do not learn
         fixed = eqx.filter(make(shape, jax.random.key(0)), eqx.is_inexact_array, inverse=True)
-    return Layer(make, shape, experts, k, fixed), output.shape
+    return Layer(make, shape, experts, k, fixed, parts), output.shape
 
 
 def layers_of(
-    shape: tuple[int, ...], makes: Sequence[Expert], experts: Sequence[int], ks: Sequence[int], aggregation: str
-) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
-    """Layers one upon another, for inputs of a shape, and the shape of what comes out."""
-    layers = []
+    shape: tuple[int, ...],
+    makes: Sequence[Expert],
+    experts: Sequence[int],
+    ks: Sequence[int],
+    aggregation: str,
+    laterals: bool = False,
+) -> tuple[tuple[Layer, ...], tuple[int, ...], int]:
+    """Layers one upon another, for inputs of a shape; the shape of what comes out, and of how many parts it is."""
+    layers, parts = [], 1
     for make, count, k in zip(makes, experts, ks, strict=True):
-        layer, shape = layer_of(make, shape, count, k)
-        if layer.experts > 1 and aggregation == "concatenate":
+        layer, shape = layer_of(make, shape, count, k, parts)
+        if laterals:
+            shape, parts = (layer.experts * math.prod(shape),), layer.experts
+        elif layer.experts > 1 and aggregation == "concatenate":
             shape = (*shape[:-1], layer.k * shape[-1])
         layers.append(layer)
-    return tuple(layers), shape
+    return tuple(layers), shape, parts
+
+
+def _padded(array: Array, shape: tuple[int, ...]) -> Array:
+    """An array in the first places of a larger one, with 0 in the others."""
+    return jnp.pad(array, [(0, size - old) for size, old in zip(shape, array.shape, strict=True)])
 
 
 def _learns(leaf: Any) -> bool:

@@ -20,6 +20,7 @@ from cotrain.networks.experts import Expert, dense
 from cotrain.networks.layer import Layer, layer_of, layers_of
 from cotrain.networks.parameters import Parameters, narrow
 from cotrain.networks.path import Path, Route, part_of, route_of, rows
+from cotrain.networks.routers.columns import Columns, side_by_side
 from cotrain.networks.routers.fixed import Fixed, fixed
 from cotrain.networks.routers.router import Router, Size
 
@@ -51,6 +52,11 @@ class Network(eqx.Module):
     def by_task(self) -> bool:
         """Whether routes depend on the task alone, and so are known before there is an input."""
         return self.router is None or self.router.by_task
+
+    @property
+    def laterals(self) -> bool:
+        """Whether layers read what other tasks' experts give, beside the output of a task's own."""
+        return isinstance(self.router, Columns)
 
     def init(self, key: PRNGKeyArray) -> Parameters:
         """New parameters."""
@@ -134,8 +140,31 @@ class Network(eqx.Module):
                 read[-1] = mixture.gates
                 penalties += [] if mixture.penalty is None else [mixture.penalty]
             x = x if self.activation is None else self.activation(x)
+            x = x if route.beside is None else jnp.concatenate([x.reshape(x.shape[0], -1), route.beside], axis=1)
         penalty = jnp.stack(penalties).sum() if penalties else None
         return Ran(self._logits(part, path, x), tuple(read), penalty, (*inputs, x))
+
+    def beside(self, parameters: Parameters, path: Path, x: Float[Array, "B ..."]) -> Path:
+        """The path with what other tasks' experts give for these inputs, where layers read it beside their own's.
+
+        No gradient goes that way: what is read belongs to others.
+        """
+        if not self.laterals:
+            return path
+        routes, signal = [], None
+        for layer, stack, claims, route in zip(
+            self.layers, parameters.experts, parameters.router, path.routes, strict=True
+        ):
+            if signal is None:
+                outputs = layer.outputs(stack, Route(), x)  # [E, B, ...]
+            else:  # each expert on what its owner reads
+                outputs = jax.vmap(jax.vmap(layer.run, (None, 0)))(stack, signal[claims.owned.argmax(axis=0)])
+            outputs = outputs.reshape(*outputs.shape[:2], -1)
+            outputs = outputs if self.activation is None else self.activation(outputs)
+            own = outputs[claims.owned.argmax(axis=1)]  # [T, B, units]
+            signal = jnp.concatenate([own, jax.vmap(side_by_side, (0, None))(claims.read[:, None], outputs)], axis=2)
+            routes.append(route._replace(beside=side_by_side(narrow(claims.read, path.tasks), outputs)))
+        return path._replace(routes=tuple(routes))
 
     def _logits(self, part: Parameters, path: Path, x: Float[Array, "B ..."]) -> Float[Array, "B classes"]:
         if self.one_head:
@@ -150,7 +179,7 @@ class Network(eqx.Module):
 
     def predict(self, parameters: Parameters, task: Int[Array, ""], x: Float[Array, "B ..."]) -> Array:
         """The logits for examples of one task, by its best routes."""
-        path = self.best(parameters, task)
+        path = self.beside(parameters, self.best(parameters, task), x)
         return self.run(part_of(parameters, path), path, x, jnp.ones(x.shape[0])).logits
 
     def taken(self, parameters: Parameters, task: Int[Array, ""], x: Float[Array, "B ..."]) -> list[Array]:
@@ -173,7 +202,8 @@ class Network(eqx.Module):
                 scores = self.router.scores(stack, None)
                 chosen = jax.lax.top_k(scores, layer.k)[1]
                 mask = (jnp.arange(layer.experts)[None, :, None] == chosen[:, None, :]).any(axis=2)
-                found.append((scores, self.router.gates(stack, Route(chosen=mask))))
+                gates = self.router.gates(stack, Route(chosen=mask))
+                found.append((scores, gates + stack.read if self.laterals else gates))
         return found
 
     def resized(self, spec: Spec) -> "Network":
@@ -206,13 +236,26 @@ def build(
     activation: Callable[[Array], Array] | None = None,
 ) -> Network:
     """A network of these experts, so many in each layer."""
-    layers, shape = layers_of(spec.shape, makes, experts, ks, aggregation)
+    laterals = isinstance(router, Columns) and max(experts) > 1
+    if laterals:
+        _check_columns(spec, experts, ks, one_head, aggregation)
+    layers, shape, parts = layers_of(spec.shape, makes, experts, ks, aggregation, laterals)
     for layer in layers if isinstance(router, Fixed) and router.own else ():
         if layer.experts < spec.tasks:
             raise Invalid("experts", layer.experts, f"a private expert per task takes {spec.tasks} or more")
-    head, _ = layer_of(dense(spec.classes, activation=_identity), shape, 1 if one_head else spec.tasks, 1)
+    head, _ = layer_of(dense(spec.classes, activation=_identity), shape, 1 if one_head else spec.tasks, 1, parts)
     router = router if any(layer.experts > 1 for layer in layers) else None
     return Network(spec, layers, head, router, one_head, aggregation, activation)
+
+
+def _check_columns(spec: Spec, experts: Sequence[int], ks: Sequence[int], one_head: bool, aggregation: str) -> None:
+    """Refuses columns that are no column for each task."""
+    if min(experts) < max(spec.tasks, max(experts)):
+        raise Invalid("experts", tuple(experts), f"columns take as many in every layer, {spec.tasks} or more")
+    if max(ks) > 1:
+        raise Invalid("k", max(ks), "a column has one expert of each layer; choose 1")
+    if one_head or aggregation != "sum":
+        raise Invalid("router", "columns", "a column has a head of its own, and experts are read side by side anyway")
 
 
 def _identity(x: Array) -> Array:

@@ -23,6 +23,7 @@ class Route(NamedTuple):
     noise: Shaped[Array, "D E"] | None = None  # what was drawn to choose them
     gates: Float[Array, "1 M"] | None = None  # given weights, instead of the router's
     still: bool = False  # no member learns
+    beside: Float[Array, "B laterals"] | None = None  # what other tasks' experts give, to be read beside the members'
 
 
 class Path(NamedTuple):

@@ -52,21 +52,25 @@ def routing_network(
 
 def parameter_count(network: Network) -> int:
     """How many numbers a network learns: experts, heads and router."""
-    return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter_eval_shape(network.init, jax.random.key(0))))
+    made = eqx.filter_eval_shape(network.init, jax.random.key(0))
+    router = made.router if network.router is not None and network.router.learns else ()
+    return sum(layer.size for layer in (*network.layers, network.head)) + sum(a.size for a in jax.tree.leaves(router))
 
 
-def units_for_budget(budget: Network | int, spec: Spec, **options: Any) -> int:
-    """The most units that the experts of `routing_network(spec, dense(units), **options)` can have within a budget.
+def units_for_budget(
+    budget: Network | int, spec: Spec, *, expert: Callable[[int], Expert] = dense, **options: Any
+) -> int:
+    """The most units that the experts of `routing_network(spec, expert(units), **options)` can have within a budget.
 
     The budget is a number of parameters, or a network that has it.
     """
     limit = budget if isinstance(budget, int) else parameter_count(budget)
 
     def fits(units: int) -> bool:
-        return parameter_count(routing_network(spec, dense(units), **options)) <= limit
+        return parameter_count(routing_network(spec, expert(units), **options)) <= limit
 
     if not fits(1):
-        least = parameter_count(routing_network(spec, dense(1), **options))
+        least = parameter_count(routing_network(spec, expert(1), **options))
         raise Invalid("budget", limit, f"experts of one unit take {least} parameters")
     low, high = 1, 2
     while fits(high):

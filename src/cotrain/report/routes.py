@@ -13,7 +13,7 @@ from cotrain.report.statistics import partial_spearman, spearman
 from cotrain.report.study import Cell, Run, Table
 
 LEARNED = ("MoE", "MoE + replay", "MoE + replay + co-training")  # the methods whose routes are learned one by one
-CONTROLS = ("private", "joint")  # and those whose are not, whatever their network
+CONTROLS = ("private", "joint", "progressive", "expert-gate")  # and those whose are not, whatever their network
 
 
 class Order(NamedTuple):
@@ -82,7 +82,7 @@ def _learned(cell: Cell) -> bool:
     config = cell.runs[0].config
     if config is None:
         return cell.method in LEARNED
-    return config.method.name not in CONTROLS and config.flat.get("router") != "fixed"
+    return config.method.name not in CONTROLS and config.flat.get("router") not in ("fixed", "columns")
 
 
 def _order(table: Table, cell: Cell, layer: int) -> Order:

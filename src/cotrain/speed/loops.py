@@ -29,7 +29,7 @@ def plain_after(gradient: Any, rate: Float[Array, ""]) -> Float[Array, ""]:
     return rate
 
 
-def after(gradient: Any, rate: Float[Array, ""]) -> Float[Array, ""]:
+def after(gradient: Any, rate: Float[Array, "..."]) -> Float[Array, "..."]:
     """As `plain_after`, but not to be had before the gradient of the layer below.
 
     That gradient takes the layer's weights as they were. Where nothing says that it comes first, XLA updates a copy
@@ -52,12 +52,23 @@ def plain_each(
 def each(
     optimizer: optax.GradientTransformation, stack: Any, moments: Any, gradient: Any, index: Int[Array, " N"]
 ) -> tuple[Any, Any]:
-    """As `plain_each`: one entry after another in place, without an array of all updates."""
+    """As `plain_each`: one entry after another in place, without an array of all updates.
+
+    The moments are written when the parameters have been: XLA computes these of the old moments, and would copy those.
+    """
 
     def step(i: Array, both: tuple[Any, Any]) -> tuple[Any, Any]:
+        def write(a: Array, entry: Array) -> Array:
+            return jax.lax.dynamic_update_index_in_dim(a, entry, index[i], 0)
+
         parameters, kept = jax.tree.map(lambda a: a[index[i]], both)
         updates, kept = optimizer.update(jax.tree.map(lambda a: a[i], gradient), kept, parameters)
-        new = optax.apply_updates(parameters, updates), kept
-        return jax.tree.map(lambda a, entry: jax.lax.dynamic_update_index_in_dim(a, entry, index[i], 0), both, new)
+        stack = jax.tree.map(write, both[0], optax.apply_updates(parameters, updates))
+        for leaf in jax.tree.leaves(stack):
+            some = leaf[index[i]]
+            kept = jax.tree.map(
+                lambda a, some=some: after(some, a) if jnp.isdtype(a.dtype, "real floating") else a, kept
+            )
+        return stack, jax.tree.map(write, both[1], kept)
 
     return jax.lax.fori_loop(0, len(index), step, (stack, moments))

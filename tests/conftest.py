@@ -203,14 +203,13 @@ NETWORKS |= {
     )
     for name, router in ROUTERS.items()
 }
-PLAIN = [name for name in MORE_METHODS if not name.startswith("cotrained")]
+NEED_EXPERTS = {"cotrained_finetune", "cotrained_a_gem", "progressive", "expert_gate"}
 MORE_CASES = [
     *((name, "routing_network") for name in MORE_METHODS),
-    *((name, "shared_bottom") for name in PLAIN),
-    *((name, "by_input") for name in ("ewc", "si", "a_gem", "gem")),
+    *((name, "shared_bottom") for name in MORE_METHODS if name not in NEED_EXPERTS),
+    *((name, "by_input") for name in ("ewc", "si", "a_gem", "gem", "ucb")),
     *(("cotraining" if router.by_task else "replay", name) for name, router in ROUTERS.items()),
     ("joint", "by_input"),
-    *(("ucb", network) for network in ("shared_bottom", "by_input")),
 ]
 TRACES = {case: Traces() for case in CASES + MORE_CASES}
 TRACES |= {("joint", network): TRACES["finetune", network] for network in ("shared_bottom", "routing_network")}  # same

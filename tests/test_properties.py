@@ -65,8 +65,8 @@ values = {
     **dict.fromkeys(("tasks", "epochs", "batch", "layers", "experts", "k", "memory", "memory_batch"), counts),
     "stream_seed": st.none() | st.integers(0, 2**40),
     "hidden": st.lists(counts, min_size=1, max_size=3).map(tuple),
-    "noise": st.floats(1e-6, 1e6),
-    **dict.fromkeys(("lr", "balance"), rates),
+    **dict.fromkeys(("noise", "temperature"), st.floats(1e-6, 1e6)),
+    **dict.fromkeys(("lr", "balance", "alpha", "beta", "strength"), rates),
     **{field: st.none() | rates for field in ("router_lr", "memory_lr", "cotraining_lr")},
     **dict.fromkeys(("rotation_step", "momentum", "b1", "b2", "weight_decay"), numbers),
     **{

@@ -47,7 +47,7 @@ SETTINGS = {
 # The reference
 
 
-def squares(stored, count, settings):
+def dark(stored, count, settings):
     """An example's share of α ‖z' − h(x')‖², a mean over examples and classes, and its gradient in the logits."""
 
     def loss(logits, example):
@@ -73,7 +73,7 @@ def update(state, batch, noise, settings):
     current, past = reference.examples_of(batch), reference.examples_of(old)
     first, second = past[:draws], past[draws:]
     losses = [labelled(1, len(current))] * len(current)
-    losses += [squares(kept["logits"], len(first), settings) for kept in old["columns"][:draws]]
+    losses += [dark(kept["logits"], len(first), settings) for kept in old["columns"][:draws]]
     losses += [labelled(settings["beta"], len(second))] * len(second)
 
     size = len(batch["y"])

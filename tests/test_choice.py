@@ -199,7 +199,7 @@ def combinations():
 
 def test_whatever_is_chosen_together_is_a_configuration_that_its_record_and_file_keep():
     all_of_it, seen = list(combinations()), set()
-    assert len(all_of_it) == 7 * 7 * 8 * 4
+    assert len(all_of_it) == 7 * 8 * 12 * 4
     for chosen in all_of_it:
         config = Config(**chosen)
         assert config.flat.items() >= chosen.items()

@@ -199,7 +199,7 @@ def combinations():
 
 def test_whatever_is_chosen_together_is_a_configuration_that_its_record_and_file_keep():
     all_of_it, seen = list(combinations()), set()
-    assert len(all_of_it) == 7 * 7 * 2 * (len(METHODS) - 1) * 4
+    assert len(all_of_it) == 7 * 8 * 2 * (len(METHODS) - 1) * 4
     for chosen in all_of_it:
         config = Config(**chosen)
         assert config.flat.items() >= chosen.items()

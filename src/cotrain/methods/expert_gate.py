@@ -61,10 +61,10 @@ class ExpertGate(eqx.Module):
     def update(self, state: ExpertGateState, batch: Batch, noise: Draws) -> tuple[ExpertGateState, Info]:
         if batch.task.ndim:
             raise Invalid("stream", "joint", "Expert Gate learns one task after another")
-        learner, own = state.learner, batch.task[None]
         if self.related:
             fresh = state.seen.any() & ~state.seen[batch.task]
-            learner = once(fresh, lambda zero, learner: self._inherited(state, learner, batch, zero), learner)
+            state = once(fresh, lambda zero, state: self._inherited(state, batch, zero), state)
+        learner, own = state.learner, batch.task[None]
         path = self.network.sample(learner.parameters, batch.task, batch.weight, noise)
         learner, loss = descend(self.network, self.optimizer, learner, batch, path, self.rates)
 
@@ -90,16 +90,16 @@ class ExpertGate(eqx.Module):
         errors = jax.vmap(jax.vmap(_error, (None, 0)), (0, None))(state.autoencoders, x)
         return jnp.where(state.seen[:, None], errors, jnp.inf)
 
-    def _inherited(self, state: ExpertGateState, learner: Learned, batch: Batch, zero: Array) -> Learned:
-        """What was learned, with the expert of the most related earlier task in the place of the current task's.
+    def _inherited(self, state: ExpertGateState, batch: Batch, zero: Array) -> ExpertGateState:
+        """The state with the expert of the most related earlier task in the place of the current task's.
 
         Rel(k, a) = 1 − (Er_a − Er_k) / Er_k is largest where Er_a is smallest, whatever Er_k.
         """
         # Deviation: the original goes by all of a task's examples, with its autoencoder trained; here they come once.
         errors = jnp.where(batch.weight > 0, self._errors(state, batch.x + zero), 0).sum(axis=1)
         related = errors.argmin()  # argmax_a Rel(k, a)
-        experts = jax.tree.map(lambda a: a.at[batch.task].set(a[related]), learner.parameters.experts)
-        return learner._replace(parameters=eqx.tree_at(lambda p: p.experts, learner.parameters, experts))
+        experts = jax.tree.map(lambda a: a.at[batch.task].set(a[related]), state.learner.parameters.experts)
+        return eqx.tree_at(lambda state: state.learner.parameters.experts, state, experts)
 
     def _autoencoder(self, key: PRNGKeyArray) -> Chain:
         """One hidden layer: ReLU for the code, sigmoid for the reconstruction."""

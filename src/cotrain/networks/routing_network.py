@@ -1,7 +1,7 @@
 """Routing networks: layers of experts, a router that picks k of them, and a head per task."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +15,7 @@ from cotrain.networks import ROUTERS
 from cotrain.networks.experts import Expert, dense
 from cotrain.networks.layer import AGGREGATIONS
 from cotrain.networks.network import Network, build
+from cotrain.networks.routers.columns import columns
 from cotrain.networks.routers.router import Router
 from cotrain.networks.routers.task_matrix import task_matrix
 from cotrain.networks.shared_bottom import HIDDEN, check_hidden, shared_bottom
@@ -79,6 +80,31 @@ def units_for_budget(
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def in_columns(network: Network) -> Network:
+    """A network's experts as columns (see `columns`), with so many units as leave it no more parameters than before.
+
+    That is reckoned for as many tasks as there are columns, so that they stay as they are when tasks are added.
+    """
+    if network.laterals:
+        return network
+    spec, make, layers = network.spec, network.layers[0].make, len(network.layers)
+    experts = max(layer.experts for layer in network.layers)
+    if experts == 1 == spec.tasks:
+        return network
+    if experts == 1:
+        raise Invalid("network", "shared-bottom", "progressive networks need a routing-network")
+    if not isinstance(make, dense) or any(layer.make != make for layer in network.layers):
+        raise Invalid("expert", make, "give dense ones that are alike, or a routing_network with router=columns(), k=1")
+
+    def expert(units: int) -> Expert:
+        return replace(make, units=units)
+
+    options = {"layers": layers, "experts": experts, "k": 1, "router": columns(), "activation": network.activation}
+    whole = Spec(spec.shape, spec.classes, experts)
+    units = units_for_budget(network.resized(whole), whole, expert=expert, **options)
+    return routing_network(spec, expert(units), **options)
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ NOISE = 0.5
 @pytest.fixture(autouse=True)
 def double_precision():
     """Computes in float64; a test's module that imports it does so in every test."""
+    before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than running here
     with jax.enable_x64(True):
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def reference_state(state: Any) -> dict:

@@ -85,6 +85,7 @@ class Der(eqx.Module):
 
 def squares(logits: Float[Array, "R classes"], stored: Float[Array, "R classes"], batch: Batch) -> Float[Array, ""]:
     """The mean squared difference of logits, over the classes and the examples that count."""
+    # Deviation: the paper's norm is a sum over the classes; its code takes their mean, and so its α are meant.
     apart = jnp.where(batch.weight[:, None] > 0, logits - stored, 0)
     return (batch.weight * (apart**2).mean(axis=1)).sum() / jnp.maximum(batch.weight.sum(), 1)
 

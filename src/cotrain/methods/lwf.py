@@ -52,6 +52,7 @@ class Lwf(eqx.Module):
         old, counts = jnp.arange(len(state.ended)), state.ended
         if network.one_head and (network.router is None or not network.by_task):  # all tasks have the same answers
             old, counts = old[:1], counts.any(keepdims=True)
+        # Deviation: no warm-up, in which the new head learns alone until it converges; a stream is seen but once.
         recorded = self._answers(state.teacher, old, batch)  # Y_o ← CNN(X_n, θ_s, θ_o)
 
         def loss(logits: Float[Array, "B classes"], batch: Batch, part: Part) -> Float[Array, ""]:
@@ -75,9 +76,7 @@ class Lwf(eqx.Module):
 
         def answer(task: Int[Array, ""]) -> Float[Array, "B classes"]:
             path, whole = (self.network.best(parameters, task, whole) for whole in (False, True))
-            path = path._replace(
-                routes=(whole.routes[0], *path.routes[1:])
-            )  # the first layer's experts run once for all
+            path = path._replace(routes=(whole.routes[0], *path.routes[1:]))  # the first layer runs once for all
             return self.network.run(part_of(parameters, path), path, batch.x, batch.weight).logits
 
         return jax.vmap(answer)(tasks)

@@ -17,7 +17,7 @@ from cotrain.errors import check_rate
 from cotrain.memory import Buffer, Memory
 from cotrain.methods.descent import Learned, Optimizer, Part, Rates, begin, cross_entropy, move, rate, rates_of, slope
 from cotrain.methods.method import Info
-from cotrain.methods.replay import MemoryOptions, Noise
+from cotrain.methods.replay import MemoryOptions, Noise, noise_of
 from cotrain.networks.network import Network
 
 
@@ -44,12 +44,7 @@ class Der(eqx.Module):
         return DerState(begin(self.network, self.optimizer, key), self.memory.init(spec, logits=(spec.classes,)))
 
     def draw(self, key: PRNGKeyArray, batch: Batch) -> Noise:
-        current, replayed, memory = jax.random.split(key, 3)
-        return Noise(
-            current=self.network.draw(current, batch.task.size, len(batch.y)),
-            replayed=self.network.draw(replayed, self.memory.batch),
-            memory=self.memory.draw(memory, len(batch.y)),
-        )
+        return noise_of(self.network, self.memory, key, batch)
 
     def update(self, state: DerState, batch: Batch, noise: Noise) -> tuple[DerState, Info]:
         network, learner, size = self.network, state.learner, len(batch.y)

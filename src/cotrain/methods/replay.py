@@ -48,12 +48,7 @@ class Replay(eqx.Module):
         return ReplayState(begin(self.network, self.optimizer, key), self.memory.init(self.network.spec))
 
     def draw(self, key: PRNGKeyArray, batch: Batch) -> Noise:
-        current, replayed, memory = jax.random.split(key, 3)
-        return Noise(
-            current=self.network.draw(current, batch.task.size, len(batch.y)),
-            replayed=self.network.draw(replayed, self.memory.batch),
-            memory=self.memory.draw(memory, len(batch.y)),
-        )
+        return noise_of(self.network, self.memory, key, batch)
 
     def update(self, state: ReplayState, batch: Batch, noise: Noise) -> tuple[ReplayState, Info]:
         network, learner = self.network, state.learner
@@ -70,6 +65,16 @@ class Replay(eqx.Module):
     def consolidate(self, state: ReplayState, batch: Batch, key: PRNGKeyArray) -> ReplayState:
         del batch, key
         return state
+
+
+def noise_of(network: Network, memory: Buffer, key: PRNGKeyArray, batch: Batch) -> Noise:
+    """The random numbers of an update by a minibatch and a batch from memory."""
+    for_current, for_replayed, for_memory = jax.random.split(key, 3)
+    return Noise(
+        current=network.draw(for_current, batch.task.size, len(batch.y)),
+        replayed=network.draw(for_replayed, memory.batch),
+        memory=memory.draw(for_memory, len(batch.y)),
+    )
 
 
 def replay(

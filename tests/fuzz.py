@@ -277,13 +277,13 @@ def try_out(reader: Reader, data: bytes) -> str:
     return "read"
 
 
-def fuzz(name: str, reader: Reader, seconds: float, seed: int) -> int:
-    """Damages files and has them read for some seconds; prints and returns what was found."""
+def fuzz(name: str, reader: Reader, seconds: float, seed: int, least: int = 0) -> int:
+    """Damages files and has them read for some seconds, and at least so many; prints and returns what was found."""
     draws, files = random.Random(seed), reader.valid()
     counts = {"refused": 0, "read": 0, "findings": 0}
     end = time.monotonic() + seconds
     with bounded():
-        while time.monotonic() < end and counts["findings"] < 20:
+        while (time.monotonic() < end or sum(counts.values()) < least) and counts["findings"] < 20:
             data = draws.choice(files)
             for _ in range(draws.randint(0, 4)):
                 data = damaged(draws, data, draws.choice(files))
@@ -303,12 +303,14 @@ def fuzz(name: str, reader: Reader, seconds: float, seed: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20, help="for each reader")
+    parser.add_argument("--least", type=int, default=0, help="inputs of each reader, however long they take")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     memory = Path("/dev/shm")  # where writing is quick
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         known = readers(Path(folder))
-        return int(sum([fuzz(name, reader, options.seconds, options.seed) for name, reader in known.items()]) > 0)
+        found = [fuzz(name, reader, options.seconds, options.seed, options.least) for name, reader in known.items()]
+        return int(sum(found) > 0)
 
 
 if __name__ == "__main__":

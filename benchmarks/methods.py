@@ -15,7 +15,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "der": FEW,
     "der-plus-plus": FEW,
     "a-gem": FEW,
-    "gem": {"memory": 1000, "memory_batch": 1},
+    "gem": {"memory": 1000, "memory_batch": 2},  # of each task
     "mer": {"memory": 1000, "memory_batch": 1},
     "ogd": {"basis": 5},
 }

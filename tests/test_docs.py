@@ -31,15 +31,13 @@ def test_the_ablations_are_made_from_the_records():
     assert insert(text, table) == text
 
 
-def test_the_routers_table_is_made_from_the_records():
-    text = (ROOT / "docs" / "routers.md").read_text()
-    table = markdown(rows(read_records([ROOT / "results" / "routers"])))
-    assert insert(text, table) == text
-
-
-def test_the_protocols_table_is_made_from_the_records():
-    text = (ROOT / "docs" / "protocols.md").read_text()
-    table = markdown(rows(read_records([ROOT / "results" / "protocols"])))
+@pytest.mark.parametrize(
+    ("page", "records"),
+    [("routers.md", "routers"), ("protocols.md", "protocols"), ("methods/README.md", "methods")],
+)
+def test_the_tables_of_pages_are_made_from_the_records(page, records):
+    text = (ROOT / "docs" / page).read_text()
+    table = markdown(rows(read_records([ROOT / "results" / records])))
     assert insert(text, table) == text
 
 

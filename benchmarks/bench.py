@@ -71,11 +71,13 @@ GROWTH = [
     Contestant("with replay", "memory of 100000", OURS, "routed_replay", {"memory": 100_000}),
     *[Contestant("algorithm 1", f"{n} tasks", OURS, "algorithm1", {"tasks": n}) for n in TASKS],
 ]
-NAMES = [name for name in METHODS if name not in ("joint", "private")]  # which are fine-tuning
+NAMES = [name for name in METHODS if name != "joint"]  # which is fine-tuning
+NEED_EXPERTS = ("private", "progressive", "expert-gate")
 STEPS = [
     Contestant(network, name, STEP, "step", {"network": network, "method": name}, quick=network == "shared-bottom")
     for network in ("shared-bottom", "routing-network")
     for name in NAMES
+    if network == "routing-network" or name not in NEED_EXPERTS
 ]
 TASK, QUICK_TASK = 60_000, 10_000  # examples: growth is measured in tasks as long as the paper's
 PEAK = Contestant("peak", "BLAS", LIMIT, "peak")
@@ -209,7 +211,7 @@ def _step_ratios(steps: list[Measured]) -> dict[str, float | None]:
     return {
         f"step_{name.replace('-', '_')}_over_replay": _over(found.get(name, []), plain)
         for name in NAMES
-        if name != "replay"
+        if name not in ("replay", *NEED_EXPERTS)
     }
 
 

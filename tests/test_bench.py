@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import bench, learner, limit, ours, show
-from benchmarks.bench import GROWTH, LIMIT, ONE_CORE, OURS, Contestant, Measured, Process
+from benchmarks import bench, learner, limit, methods, ours, show
+from benchmarks.bench import GROWTH, LIMIT, ONE_CORE, OURS, STEPS, Contestant, Measured, Process
 from benchmarks.workload import Workload
 from cotrain.report.table import insert
 
@@ -76,6 +76,13 @@ def test_a_pass_of_ours_learns_every_task_once(function):
     assert getattr(ours, function)(small(limit=2))().iterations == 2 * 3
 
 
+def test_a_step_of_each_method_is_measured_on_either_network():
+    passes = {one[:2]: methods.step(small(**one.changes)) for one in STEPS}
+    for one in (("shared-bottom", "gem"), ("routing-network", "expert-gate")):
+        done = passes[one]()
+        assert (done.iterations, done.model.phase) == (9, 3)
+
+
 def test_the_limit_has_every_product_of_a_step(monkeypatch):
     counted = []
     monkeypatch.setattr(limit.np, "dot", lambda a, b, out: counted.append((a.shape, b.shape, out.shape)))
@@ -139,7 +146,7 @@ def test_a_bench_has_every_figure(monkeypatch, tmp_path):
     (tmp_path / "idle.py").write_text("".join(functions) + "def learns(workload):\n    return lambda: (9, 0.5)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(bench, "permuted_mnist", lambda tasks, examples: small().tasks)
-    for name, one in {"ONE_CORE": ONE_CORE[:2], "GROWTH": GROWTH[:1]}.items():
+    for name, one in {"ONE_CORE": ONE_CORE[:2], "GROWTH": GROWTH[:1], "STEPS": STEPS[:2]}.items():
         monkeypatch.setattr(bench, name, [each._replace(module="idle", function="learns") for each in one])
     monkeypatch.setattr(bench, "MACHINE", bench.ONE_CORE)
     for name, function in {"PEAK": "peak", "RESIDENT": "resident", "LEARNER": "learner", "STREAM": "stream"}.items():
@@ -148,7 +155,7 @@ def test_a_bench_has_every_figure(monkeypatch, tmp_path):
     assert set(figures) == set(recorded)
     assert set(figures["ratios"]) == set(recorded["ratios"]) >= KEYS | LEARNER_KEYS
     assert (figures["ratios"]["algorithm1_vs_torch_one_core"], figures["blas_peak_gflops"]) == (1, 100)
-    assert show.markdown(figures).count("**") == 2 * 6
+    assert show.markdown(figures).count("**") == 2 * 7
 
 
 def test_other_sizes_keep_the_rest_of_the_workload():

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -394,6 +395,17 @@ def test_private_experts_are_one_for_each_task(here):
     gates = np.full((2, 2, 4), 0.5, np.float32) * np.array([1, 1, 0, 0], np.float32)
     reroute(place, gates_0=gates, used_0=gates[:, 0] > 0)
     assert "routes of more than 1 experts" in only(place)
+
+
+@pytest.mark.parametrize("method", [{"method": "progressive"}, {"method": "expert-gate"}, {"inner": "progressive"}])
+def test_experts_of_a_tasks_own_are_well_and_no_other_gates(tmp_path, method):
+    config = Config(arrays=arrays_file(tmp_path / "tasks.npz"), hidden=(8, 8), **ROUTED, **method)
+    run_config(config, [3], tmp_path / "runs", progress=False, workers=1)
+    assert told(tmp_path / "runs") == []
+    place = tmp_path / "runs" / "seed-3"
+    gates = np.full((2, 2, 4), 0.5, np.float32) * np.array([1, 1, 0, 0], np.float32)
+    reroute(place, gates_0=gates, used_0=gates[:, 0] > 0)
+    assert re.search("other gates than columns have|routes of more than 1 experts", only(tmp_path / "runs"))
 
 
 OWN_PARTS = [

@@ -71,14 +71,10 @@ GROWTH = [
     Contestant("with replay", "memory of 100000", OURS, "routed_replay", {"memory": 100_000}),
     *[Contestant("algorithm 1", f"{n} tasks", OURS, "algorithm1", {"tasks": n}) for n in TASKS],
 ]
-NAMES = [name for name in METHODS if name != "joint"]  # which is fine-tuning
-NEED_EXPERTS = ("private", "progressive", "expert-gate")
-STEPS = [
-    Contestant(network, name, STEP, "step", {"network": network, "method": name}, quick=network == "shared-bottom")
-    for network in ("shared-bottom", "routing-network")
-    for name in NAMES
-    if network == "routing-network" or name not in NEED_EXPERTS
-]
+NAMES = [
+    name for name in METHODS if name not in ("private", "progressive", "expert-gate", "joint")
+]  # on dense networks
+STEPS = [Contestant("a step", name, STEP, "step", {"method": name}) for name in NAMES]
 TASK, QUICK_TASK = 60_000, 10_000  # examples: growth is measured in tasks as long as the paper's
 PEAK = Contestant("peak", "BLAS", LIMIT, "peak")
 RESIDENT = Contestant("resident memory", "cotrain", OURS, "resident")
@@ -172,7 +168,7 @@ def bench(quick: bool = False) -> dict[str, Any]:
         for process in [p for p, _ in alone] + [p for crowd in crowds for p in crowd.processes]:
             process.close()
         say("a step of each method")
-        steps = _in_turns(start, [one for one in STEPS if one.quick or not quick], rounds, cores[0])
+        steps = _in_turns(start, STEPS, rounds, cores[0])
         say("growth")
         begin = _Start(_growth_workload(workload, QUICK_TASK if quick else TASK), Path(directory), cores, stack)
         growth = _in_turns(begin, GROWTH, rounds, cores[0])
@@ -205,14 +201,10 @@ def bench(quick: bool = False) -> dict[str, Any]:
 
 
 def _step_ratios(steps: list[Measured]) -> dict[str, float | None]:
-    """The medians over the rounds of a step's time on the shared bottom over that of plain replay."""
-    found = {m.contestant.name: m.microseconds for m in steps if m.contestant.subject == "shared-bottom"}
-    plain = found.get("replay", [])
-    return {
-        f"step_{name.replace('-', '_')}_over_replay": _over(found.get(name, []), plain)
-        for name in NAMES
-        if name not in ("replay", *NEED_EXPERTS)
-    }
+    """The medians over the rounds of a step's time over that of plain replay."""
+    found = {m.contestant.name: m.microseconds for m in steps}
+    plain = found.pop("replay", [])
+    return {f"step_{name.replace('-', '_')}_over_replay": _over(times, plain) for name, times in found.items()}
 
 
 def _learner_ratios(learner: dict[str, Any], stream: dict[str, float]) -> dict[str, float]:

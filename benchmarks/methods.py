@@ -1,4 +1,4 @@
-"""What a step of each method costs, on either network, with the default options at the workload's sizes."""
+"""What a step of each method costs on a shared bottom, with the default options at the workload's sizes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def step(workload: Any) -> Callable[[], Pass]:
-    """The workload's method on its network."""
-    network = ours.shared_bottom(workload) if workload.network == "shared-bottom" else ours.routing_network(workload)
+    """The workload's method."""
     config = Config(method=workload.method, lr=workload.lr, **OPTIONS.get(workload.method, {}))
-    return ours.passes(workload, config.method(network))
+    return ours.passes(workload, config.method(ours.shared_bottom(workload)))

@@ -34,7 +34,6 @@ class Workload:
     noise: float = 0.05
     limit: int | None = None  # tasks to learn; by default all
     method: str = "replay"  # whose step is measured
-    network: str = "shared-bottom"  # on which
 
 
 def permuted_mnist(tasks: int, examples: int) -> list[tuple[np.ndarray, np.ndarray]]:

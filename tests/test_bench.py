@@ -76,11 +76,11 @@ def test_a_pass_of_ours_learns_every_task_once(function):
     assert getattr(ours, function)(small(limit=2))().iterations == 2 * 3
 
 
-def test_a_step_of_each_method_is_measured_on_either_network():
-    passes = {one[:2]: methods.step(small(**one.changes)) for one in STEPS}
-    for one in (("shared-bottom", "gem"), ("routing-network", "expert-gate")):
-        done = passes[one]()
-        assert (done.iterations, done.model.phase) == (9, 3)
+def test_a_step_of_each_method_is_measured():
+    passes = {one.name: methods.step(small(**one.changes)) for one in STEPS}
+    assert len(passes) > 10
+    done = passes["gem"]()
+    assert (done.iterations, done.model.phase) == (9, 3)
 
 
 def test_the_limit_has_every_product_of_a_step(monkeypatch):

@@ -18,7 +18,7 @@ import pytest
 
 from cotrain.data.batch import Batch
 from cotrain.data.stream import Stream
-from cotrain.memory import reservoir, ring
+from cotrain.memory import Ring, reservoir
 from cotrain.methods.agem import agem
 from cotrain.methods.cotraining import cotraining
 from cotrain.methods.der import der, der_plus_plus
@@ -174,17 +174,17 @@ CASES.remove(("private", "shared_bottom"))
 # What keeps the contract too, though its numbers are not recorded: a row for each method, and for each router.
 MORE_METHODS = {
     "cotrained_finetune": lambda network, lr: cotraining(finetune(network, lr=lr)),
-    "ring_replay": lambda network, lr: replay(network, ring(network.spec, 27, 5, by_class=True), lr=lr),
+    "ring_replay": lambda network, lr: replay(network, Ring(3, 5, by_class=True), lr=lr),
     "ewc": lambda network, lr: ewc(network, lr=lr, strength=1.0, fisher_examples=10),
     "online_ewc": lambda network, lr: ewc(network, lr=lr, strength=1.0, decay=0.9, fisher_examples=10),
     "si": lambda network, lr: si(network, lr=lr),
     "lwf": lambda network, lr: lwf(network, lr=lr),
     "der": lambda network, lr: der(network, reservoir(20, 5), lr=lr),
     "der_plus_plus": lambda network, lr: der_plus_plus(network, reservoir(20, 5), lr=lr),
-    "a_gem": lambda network, lr: agem(network, ring(network.spec, 27, 8, by_class=True), lr=lr),
-    "cotrained_a_gem": lambda network, lr: cotraining(agem(network, ring(network.spec, 27, 8), lr=lr)),
-    "gem": lambda network, lr: gem(network, ring(network.spec, 27, 0), memory_batch=4, lr=lr),
-    "gem_on_all": lambda network, lr: gem(network, ring(network.spec, 27, 0), lr=lr),
+    "a_gem": lambda network, lr: agem(network, Ring(3, 8, by_class=True), lr=lr),
+    "cotrained_a_gem": lambda network, lr: cotraining(agem(network, Ring(9, 8, by_class=False), lr=lr)),
+    "gem": lambda network, lr: gem(network, Ring(9, 0, by_class=False), memory_batch=4, lr=lr),
+    "gem_on_all": lambda network, lr: gem(network, Ring(9, 0, by_class=False), lr=lr),
     "ogd": lambda network, lr: ogd(network, basis=4, lr=lr),
     "mer": lambda network, lr: mer(network, reservoir(20, 5), beta=0.3, lr=lr),
     "ucb": lambda network, lr: ucb(network, lr=lr, samples=2),

@@ -68,7 +68,7 @@ values = {
     "arrays": st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])).filter(lambda x: x != "None"),
     **{field: st.none() | counts for field in ("examples", "test_examples", "validation", "units", "budget_tasks")},
     **dict.fromkeys(("tasks", "epochs", "batch", "layers", "experts", "k", "memory", "memory_batch"), counts),
-    **dict.fromkeys(("fisher_examples", "samples"), counts),
+    **dict.fromkeys(("fisher_examples", "samples", "code"), counts),
     "rho": st.floats(-80, 80),
     "prior_share": st.floats(1e-6, 1 - 1e-6),
     **dict.fromkeys(("prior_wide", "prior_narrow"), st.floats(1e-6, 1e6)),
@@ -76,7 +76,9 @@ values = {
     "hidden": st.lists(counts, min_size=1, max_size=3).map(tuple),
     "noise": st.floats(1e-6, 1e6),
     **dict.fromkeys(("basis", "batches"), counts),
-    **dict.fromkeys(("lr", "balance", "kl", "strength", "decay", "alpha", "beta", "gamma", "margin", "ridge"), rates),
+    **dict.fromkeys(
+        ("lr", "gate_lr", "balance", "kl", "strength", "decay", "alpha", "beta", "gamma", "margin", "ridge"), rates
+    ),
     **dict.fromkeys(("damping", "temperature"), st.floats(1e-6, 1e6)),
     "buffer": st.sampled_from([*BUFFERS]),
     **{field: st.none() | rates for field in ("router_lr", "memory_lr", "cotraining_lr", "later_lr", "rho_lr")},
@@ -85,7 +87,7 @@ values = {
         field: st.booleans()
         for field in (
             *("permute_first", "all_classes", "noisy_gates", "noisy", "activate_after", "one_head", "cotrain_heads"),
-            *("evaluate_all", "empirical", "by_class"),
+            *("evaluate_all", "empirical", "by_class", "related"),
         )
     },
 }

@@ -36,7 +36,7 @@ def after(gradient: Any, rate: Float[Array, "..."]) -> Float[Array, "..."]:
     of them; and so it shall look as if the rate could turn out to be NaN.
     """
     some = jax.tree.leaves(gradient)[-1].ravel()[0]
-    return jnp.where(jnp.isnan(some), some, rate)
+    return jnp.where(jnp.isnan(some), some.astype(rate.dtype), rate)
 
 
 def plain_each(

@@ -153,7 +153,9 @@ def test_a_bench_has_every_figure(monkeypatch, tmp_path):
         monkeypatch.setattr(bench, name, getattr(bench, name)._replace(module="idle", function=function))
     figures = bench.bench(quick=True)
     assert set(figures) == set(recorded)
-    assert set(figures["ratios"]) == set(recorded["ratios"]) >= KEYS | LEARNER_KEYS
+    steps = {f"step_{one.name.replace('-', '_')}_over_replay" for one in STEPS if one.name != "replay"}
+    assert set(figures["ratios"]) | steps == set(recorded["ratios"]) >= KEYS | LEARNER_KEYS
+    assert figures["ratios"]["step_finetune_over_replay"] == 1
     assert (figures["ratios"]["algorithm1_vs_torch_one_core"], figures["blas_peak_gflops"]) == (1, 100)
     assert show.markdown(figures).count("**") == 2 * 7
 
